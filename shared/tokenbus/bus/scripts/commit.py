@@ -29,6 +29,8 @@ MOST_EVENTS = 10_000
 """About so many of its newest events a session keeps, with the fates that they tell."""
 MOST_EVENT_BYTES = 16 * 2**20
 """And so many bytes of them, but for the newest."""
+MOST_TAKEN_BYTES = 4 * 2**20
+"""Up to this size what waits begins a run together, steers one, or is added between two; one message always does."""
 MOST_REWRITTEN = 1000
 """Of so many runs a rewritten history gives its memory back at once; of older ones when the session ends."""
 TRIMMED_AT_ONCE = 16
@@ -95,6 +97,7 @@ LUA: Mapping[str, Any] = {
     "LIFETIMES": LIFETIMES,
     "DELETED_MS": DELETED_MS,
     "MOST_REWRITTEN": MOST_REWRITTEN,
+    "MOST_TAKEN_BYTES": MOST_TAKEN_BYTES,
     "MOST_EVENTS": MOST_EVENTS,
     "MOST_EVENT_BYTES": MOST_EVENT_BYTES,
     "TRIMMED_AT_ONCE": TRIMMED_AT_ONCE,

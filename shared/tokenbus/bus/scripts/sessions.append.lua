@@ -46,7 +46,7 @@
 -- Atomic: an append is accepted once, and the run that it starts, the message that waits and its fate are one write.
 -- Twice: refused: 'known'
 -- Uses: now_ms, make_room, session_run, no_room, append_frame, stop_run, list_session
--- Constants: LATER, MOST_WAITING, MOST_WAITING_BYTES
+-- Constants: LATER, MOST_WAITING, MOST_WAITING_BYTES, MOST_TAKEN_BYTES
 if redis.call('HEXISTS', appends, append) == 1 then return 'known' end
 local later = redis.call('HGET', parser_lease, 'epoch')
 if later and tonumber(later) > tonumber(epoch) then return 'stale' end
@@ -114,7 +114,7 @@ elseif kind == 'add' then
   local there = redis.call('HGET', history, field)
   if s.run ~= '' and when_busy == 'reject' then
     returned(s, append, 'busy', '')
-  elseif #(there or '') + #work > MOST_WAITING_BYTES then
+  elseif there and #there + #work > MOST_TAKEN_BYTES then
     returned(s, append, 'queue_full', '')
   else
     redis.call('HSET', history, field, (there and string.sub(there, 1, -2) .. ',' or '[') .. work .. ']')

@@ -8,7 +8,17 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from tests.contract.bus.scripts.scenes import GROUP, HOUR_MS, SCENES, World
+import msgspec
+
+from tests.contract.bus.scripts.scenes import (
+    GROUP,
+    HOUR_MS,
+    SCENES,
+    World,
+    append_to,
+    end_session_run,
+    steer_session_run,
+)
 from tokenbus.bus.scripts import (
     Commit,
     RawPart,
@@ -21,11 +31,19 @@ from tokenbus.bus.scripts import (
     limits,
     records,
     requests,
+    sessions,
     topics,
     work_queue,
 )
 from tokenbus.bus.scripts import gateway as gate
-from tokenbus.bus.scripts.commit import COMMIT_BYTES, COMMIT_VALUES, owe
+from tokenbus.bus.scripts.commit import (
+    COMMIT_BYTES,
+    COMMIT_VALUES,
+    MOST_EVENT_BYTES,
+    MOST_REWRITTEN,
+    MOST_TAKEN_BYTES,
+    owe,
+)
 from tokenbus.bus.scripts.leases import present
 from tokenbus.bus.scripts.limits import MAX_PLACES
 from tokenbus.bus.scripts.runs import index, inputs
@@ -38,6 +56,7 @@ REQUEST = b'{"type":"generate","id":"r","messages":["%b"],"metadata":{"tenant":"
     b'{\\"a\\":[1,2]},' * (LimitSettings().request_bytes // 14)
 )
 """The largest request, full of what a search for its id stops at."""
+LARGEST_TEXT = b'"%b"' % (b"x" * LimitSettings().request_bytes)
 BLOCK = b"x" * RunLimits().block_chars
 CALLS = LimitSettings().runs_per_fetcher
 ANSWERS = 10_000
@@ -280,6 +299,56 @@ async def _trimmed(w: World) -> ScriptCall:
     return topics.trimmed(streams, cursors=["1-1"] * len(streams))
 
 
+def _with_waiting(call: Callable[[World], ScriptCall]) -> Largest:
+    """As many messages wait as a session lets wait, and together they are as large as they may be."""
+
+    async def largest(w: World) -> ScriptCall:
+        _, appends, queue, _ = w.keys.of_session(w.session)
+        text = '"' + "x" * (sessions.MOST_WAITING_BYTES // sessions.MOST_WAITING - 64) + '"'
+        work = msgspec.msgpack.encode((text, "begun", 0, 0, "", 1, ["provider", "p"]))
+        await w.client.delete(appends, queue)
+        for n in range(sessions.MOST_WAITING):
+            await w.client.hset(appends, mapping={f"w{n}": "{}", f"!w{n}": work, f"^w{n}": 1})
+            await w.client.zadd(queue, {f"w{n}": n})
+        waiting = len(work) * sessions.MOST_WAITING
+        await w.client.hset(w.keys.session(w.session), mapping={"together": 1, "waiting": waiting})
+        return call(w)
+
+    return largest
+
+
+def _of_long_session(kind: str) -> Largest:
+    """The largest append, to a session whose log is full."""
+
+    async def largest(w: World) -> ScriptCall:
+        log, *_ = w.keys.of_session(w.session)
+        event = b'{"type":"appended","append":"a","item":"%b"}' % (b"x" * LimitSettings().request_bytes)
+        for n in range(1, 1 + MOST_EVENT_BYTES // len(event)):
+            await w.client.xadd(log, {"__data__": event}, id=f"1-{n}")
+        await w.client.hset(w.keys.session(w.session), mapping={"seq": 9, "told": MOST_EVENT_BYTES})
+        work = msgspec.msgpack.encode((LARGEST_TEXT.decode(), "begun", 0, 0, "", 1, ["provider", "p"]))
+        return append_to(w, kind, append="a", item=LARGEST_TEXT, work=work if kind == "message" else LARGEST_TEXT)
+
+    return largest
+
+
+async def _add_to_a_session(w: World) -> ScriptCall:
+    *_, history = w.keys.of_session(w.session)
+    half = b'{"role":"user","content":"%b"}' % (b"x" * (MOST_TAKEN_BYTES // 2 - 100))
+    await w.client.hset(history, "add:1", b"[%b]" % half)
+    return append_to(w, "add", item=half, work=half)
+
+
+async def _rewrite(w: World) -> ScriptCall:
+    """As many runs as a rewrite looks at, each with a long answer."""
+    *_, history = w.keys.of_session(w.session)
+    runs = MOST_REWRITTEN + 1
+    for n in range(runs):
+        await w.client.hset(history, mapping={f"in:{n}": b"x" * 2**11, f"out:{n}": b"x" * 2**15})
+    await w.client.hset(w.keys.session(w.session), "runs", runs)
+    return append_to(w, "rewrite", item=LARGEST_TEXT, work=LARGEST_TEXT, subject=str(runs - 1), runs=runs)
+
+
 LARGEST: dict[str, Largest] = {
     "accept": _accept,
     "attempt_fence.append_raw": _append_raw,
@@ -306,6 +375,12 @@ LARGEST: dict[str, Largest] = {
     "limits.reserve": _reserve,
     "records.index_record": _index_record,
     "requests.publish": _publish,
+    "sessions.append, a configuration": _of_long_session("configure"),
+    "sessions.append, to the history": _add_to_a_session,
+    "sessions.append, a rewritten history": _rewrite,
+    "sessions.append, a message": _of_long_session("message"),
+    "commit, the end of a session's run": _with_waiting(end_session_run),
+    "commit, what steers a session's run": _with_waiting(steer_session_run),
     "topics.mirror_offset": _mirror_offset,
     "topics.trimmed": _trimmed,
     "work_queue.claim": _claim,

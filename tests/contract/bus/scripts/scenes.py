@@ -303,7 +303,7 @@ def _accept(w: World) -> ScriptCall:
     )
 
 
-def _append(w: World, kind: Any, **more: Any) -> ScriptCall:
+def append_to(w: World, kind: Any, **more: Any) -> ScriptCall:
     k, run, ref = w.keys, w.session_run, more.pop("ref", w.session)
     known = ref == w.session
     last, following = (run.id, run.following.id) if known else (f"{ref}.{run.made}.0",) * 2
@@ -373,7 +373,7 @@ def _remember(w: World) -> ScriptCall:
     return sessions.remember(w.keys.session(w.session), history, made=w.session_run.made, name="out:0", messages=b"[]")
 
 
-def _end_session_run(w: World) -> ScriptCall:
+def end_session_run(w: World) -> ScriptCall:
     """The parser's commit at the end of the session's run, which starts the next one with what waits."""
     k, run, commit = w.keys, w.session_run, Commit(w.parser, w.events)
     commit.end_session_run(
@@ -394,7 +394,7 @@ def _end_session_run(w: World) -> ScriptCall:
     return _of_parser(w, commit)
 
 
-def _steer_session_run(w: World) -> ScriptCall:
+def steer_session_run(w: World) -> ScriptCall:
     """The parser's commit at the beginning of a turn that what waits may steer."""
     commit = Commit(w.parser, w.events)
     commit.steer_session_run(
@@ -568,8 +568,8 @@ SCENES: dict[str, list[Scene]] = {
     "chain": [Scene(_chain, second=lambda _, first: [b"already", *first[1:]], times=["until"])],
     "commit": [
         Scene(_commit, second=lambda w, _: [b"already", w.later.encode()], times=["until"]),
-        Scene(_steer_session_run, second=lambda w, _: [b"already", w.ends[w.events].encode()], times=["until"]),
-        Scene(_end_session_run, second=lambda w, _: [b"already", w.ends[w.events].encode()], times=["until"]),
+        Scene(steer_session_run, second=lambda w, _: [b"already", w.ends[w.events].encode()], times=["until"]),
+        Scene(end_session_run, second=lambda w, _: [b"already", w.ends[w.events].encode()], times=["until"]),
     ],
     "commit.owe": [
         Scene(
@@ -701,17 +701,20 @@ SCENES: dict[str, list[Scene]] = {
     "retention.forget": [Scene(_forget)],
     "retention.memory": [Scene(lambda w: retention.memory(w.parser, share=0.8, most=0))],
     "sessions.append": [
-        Scene(lambda w: _append(w, "message", work=w.work), second=_is(b"known"), lasting=_fate_of("message")),
-        Scene(lambda w: _append(w, "message", work=w.work, append="now", when_busy="interrupt"), second=_is(b"known")),
-        Scene(lambda w: _append(w, "message", work=w.work, when_busy="steer_now"), second=_is(b"known")),
-        Scene(lambda w: _append(w, "interrupt"), second=_is(b"known")),
-        Scene(lambda w: _append(w, "withdraw", subject="waiting"), second=_is(b"known")),
-        Scene(lambda w: _append(w, "add", work=b"{}"), second=_is(b"known"), lasting=_fate_of("add")),
-        Scene(lambda w: _append(w, "rewrite", work=b"[]", subject="0"), second=_is(b"known")),
-        Scene(lambda w: _append(w, "delete"), second=_is(b"known")),
-        Scene(lambda w: _append(w, "configure", fields=["version", 2]), second=_is(b"known")),
+        Scene(lambda w: append_to(w, "message", work=w.work), second=_is(b"known"), lasting=_fate_of("message")),
+        Scene(lambda w: append_to(w, "message", work=w.work, when_busy="steer_now"), second=_is(b"known")),
         Scene(
-            lambda w: _append(w, "configure", ref=w.unknown_session, work=b"[]", fields=["version", 1]),
+            lambda w: append_to(w, "message", work=w.work, append="now", when_busy="interrupt"),
+            second=_is(b"known"),
+        ),
+        Scene(lambda w: append_to(w, "interrupt"), second=_is(b"known")),
+        Scene(lambda w: append_to(w, "withdraw", subject="waiting"), second=_is(b"known")),
+        Scene(lambda w: append_to(w, "add", work=b"{}"), second=_is(b"known"), lasting=_fate_of("add")),
+        Scene(lambda w: append_to(w, "rewrite", work=b"[]", subject="0"), second=_is(b"known")),
+        Scene(lambda w: append_to(w, "delete"), second=_is(b"known")),
+        Scene(lambda w: append_to(w, "configure", fields=["version", 2]), second=_is(b"known")),
+        Scene(
+            lambda w: append_to(w, "configure", ref=w.unknown_session, work=b"[]", fields=["version", 1]),
             second=_is(b"known"),
         ),
     ],

@@ -17,6 +17,8 @@ from tests.contract.bus.scripts.scenes import SCENES, World
 from tests.servers import binary
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
+from tokenbus.bus.scripts.commit import MOST_TAKEN_BYTES
+from tokenbus.bus.scripts.sessions import MOST_WAITING
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus_services.process.embedded_server import EmbeddedServer
@@ -62,6 +64,26 @@ async def test_a_script_at_its_largest_runs_a_bounded_number_of_commands(name: s
         before = await _commands(world)
         await run_script(server, call)
         assert await _commands(world) - before < MOST_COMMANDS
+
+
+@pytest.mark.parametrize("what", ["the end of a session's run", "what steers a session's run"])
+async def test_of_what_waits_a_session_takes_as_much_at_once_as_one_step_may_write_and_the_rest_in_order(
+    what: str, alone: EmbeddedServer
+):
+    async with Server(f"redis://127.0.0.1:{alone.port}") as server:
+        world = World(server, Keys(re.sub(r"\W+", "-", f"waiting-{what}"), 4))
+        await world.build()
+        call = await largest_call(f"commit, {what}", world)
+        assert (await run_script(server, call))[0] == b"ok"
+        _, appends, queue, history = world.keys.of_session(world.session)
+        left = [each.decode() for each in await world.client.zrange(queue, 0, -1)]
+        assert 0 < len(left) < MOST_WAITING
+        assert left == [f"w{n}" for n in range(MOST_WAITING - len(left), MOST_WAITING)]
+        assert [name for name in left if not await world.client.hexists(appends, f"!{name}")] == []
+        taken = await world.client.hget(history, "in:1" if "end" in what else "steer:0")
+        assert MOST_TAKEN_BYTES * 0.9 < len(taken) <= MOST_TAKEN_BYTES
+        kept = sum([await world.client.hstrlen(appends, f"!{name}") for name in left])
+        assert int(await world.client.hget(world.keys.session(world.session), "waiting")) == kept
 
 
 def test_no_script_reads_or_frees_as_much_as_there_is():

@@ -1,31 +1,34 @@
 -- The runs of a session: how they begin and end. `s`: as in `session`, with `runs` (how many there were) and `waiting`
 -- (the bytes that wait) too.
 -- Uses: session, whole, begin_run, list_session
--- Constants: DELETED_MS, MOST_REWRITTEN
+-- Constants: DELETED_MS, MOST_REWRITTEN, MOST_TAKEN_BYTES
 local function start_session_run(s, keys, run, taken, ttl_ms)
   -- `taken`: appends and their work; `keys`: as of `begin_run`.
   local last = taken[#taken].work
-  local fields, messages = last[7], ''
+  local fields, messages = last[7], {}
   if last[3] > 0 then fields[#fields + 1], fields[#fields + 2] = 'deadline', whole(s.now + last[3]) end
-  for _, each in ipairs(taken) do messages = messages .. (messages ~= '' and ',' or '') .. each.work[1] end
+  for i, each in ipairs(taken) do messages[i] = each.work[1] end
   -- An EventFrame of the run itself: turn, attempt, time, its one event; and the TurnWork of its first attempt.
   local frame = string.char(148, 0, 0) .. cmsgpack.pack(s.now) .. string.char(145) .. last[2]
   local work = cmsgpack.pack({run, 0, 1, 0, last[5], last[4] == 1, 0})
   local h = redis.call('HMGET', keys.run_key, 'status', 'cancel')
   begin_run(keys, run, frame, work, h[1] == 'awaited' and h[2], fields, whole(s.now), ttl_ms)
-  redis.call('HSET', s.history, 'in:' .. whole(s.runs), '[' .. messages .. ']')
+  redis.call('HSET', s.history, 'in:' .. whole(s.runs), '[' .. table.concat(messages, ',') .. ']')
   s.run, s.runs, s.newest = run, s.runs + 1, -1
   for _, each in ipairs(taken) do delivered(s, each.append, 0) end
 end
 local function take_waiting(s, together)
-  -- The first message that waits; together: with all that follow under the same configuration.
-  local taken, more = {}, true
+  -- The first message that waits; together: with those that follow under the same configuration, as far as one step
+  -- of the server may write them.
+  local taken, more, bytes = {}, true, 0
   while more do
     local append = redis.call('ZRANGE', s.queue, 0, 0)[1]
     if not append then return taken end
     local packed = redis.call('HGET', s.appends, '!' .. append)
     local work = packed and cmsgpack.unpack(packed)
-    more = not work or #taken == 0 or (together and work[6] == taken[1].work[6])
+    bytes = bytes + #(packed or '')
+    more = not work or #taken == 0
+           or (together and bytes <= MOST_TAKEN_BYTES and work[6] == taken[1].work[6])
     if more then
       redis.call('ZREM', s.queue, append)
       redis.call('HDEL', s.appends, '!' .. append, '^' .. append)
@@ -73,21 +76,24 @@ local function steer_session_run(s, run, turn, ttl_ms)
   -- Messages that steer go into the turn that begins: they are added to what the run has in the history.
   if not open_session_run(s, run) then return end
   redis.call('HDEL', s.session, 'hurry')
-  local field, added = 'steer:' .. whole(s.runs - 1), ''
+  local field = 'steer:' .. whole(s.runs - 1)
+  local before = redis.call('HGET', s.history, field)
+  local all, bytes = {before and string.sub(before, 2, -2) or nil}, #(before or '')
+  local there = #all
   for _, append in ipairs(redis.call('ZRANGE', s.queue, 0, -1)) do
     local packed = redis.call('HMGET', s.appends, '!' .. append, '^' .. append)
     if packed[1] and packed[2] then
+      bytes = bytes + #packed[1]
+      if #all > 0 and bytes > MOST_TAKEN_BYTES then break end  -- the rest waits for the next turn, or for the next run
       redis.call('ZREM', s.queue, append)
       redis.call('HDEL', s.appends, '!' .. append, '^' .. append)
       s.waiting = s.waiting - #packed[1]
-      added = added .. ',[' .. turn .. ',[' .. cmsgpack.unpack(packed[1])[1] .. ']]'
+      all[#all + 1] = '[' .. turn .. ',[' .. cmsgpack.unpack(packed[1])[1] .. ']]'
       delivered(s, append, turn)
     end
   end
-  if added == '' then return end
-  local before = redis.call('HGET', s.history, field)
-  before = before and string.sub(before, 1, -2) or '['
-  redis.call('HSET', s.history, field, before .. (before == '[' and string.sub(added, 2) or added) .. ']')
+  if #all == there then return end
+  redis.call('HSET', s.history, field, '[' .. table.concat(all, ',') .. ']')
   keep_session(s, ttl_ms)
 end
 local function end_session_run(s, keys, run, status, next_run, open_ms, keep_ms)
