@@ -84,7 +84,7 @@ local function steer_session_run(s, run, turn, ttl_ms)
     local packed = redis.call('HMGET', s.appends, '!' .. append, '^' .. append)
     if packed[1] and packed[2] then
       bytes = bytes + #packed[1]
-      if #all > 0 and bytes > MOST_TAKEN_BYTES then break end  -- the rest waits for the next turn, or for the next run
+      if #all > 0 and bytes > MOST_TAKEN_BYTES then break end  -- the rest waits for the next turn or run
       redis.call('ZREM', s.queue, append)
       redis.call('HDEL', s.appends, '!' .. append, '^' .. append)
       s.waiting = s.waiting - #packed[1]
