@@ -118,9 +118,16 @@ class HttpBlobs:
         """Have the service verify the content against its id. Raises BlobCorrupt, BlobNotFound, BlobUnavailable."""
         await self._post(blob_id, "check")
 
+    async def delete(self, blob_id: str) -> None:
+        """Remove the content for good. Raises BlobNotFound, BlobUnavailable."""
+        await self._empty("DELETE", blob_id)
+
     async def _post(self, blob_id: str, action: str) -> None:
+        await self._empty("POST", blob_id, f"/{action}")
+
+    async def _empty(self, method: str, blob_id: str, action: str = "") -> None:
         parse_blob_id(blob_id)
-        request = self._http.build_request("POST", f"{PATH}/{blob_id}/{action}")
+        request = self._http.build_request(method, f"{PATH}/{blob_id}{action}")
         status, answer = await self._send(request, limit=MAX_ANSWER_BYTES, wait_s=WAIT_S)
         if status != HTTPStatus.NO_CONTENT:
             raise blob_error(status, answer, blob_id)

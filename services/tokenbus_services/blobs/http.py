@@ -55,7 +55,7 @@ Headers = list[tuple[bytes, bytes]]
 MAX_LINK_S = 3600
 _IDLE_S = 30.0
 _BLOB_ID = re.compile(r"[A-Za-z0-9:_-]{1,100}")
-_METHODS = {"": {"GET", "HEAD", "PUT"}, "lease": {"POST"}, "check": {"POST"}, "link": {"GET"}}
+_METHODS = {"": {"GET", "HEAD", "PUT", "DELETE"}, "lease": {"POST"}, "check": {"POST"}, "link": {"GET"}}
 """Allowed methods by the path segment after the id."""
 
 # Blob content comes from models or strangers: browsers must neither guess its type nor run it.
@@ -174,6 +174,9 @@ class BlobRoutes:
                 await _send_empty(send, HTTPStatus.NO_CONTENT)
             elif what == "link":
                 await _send_json(send, HTTPStatus.OK, await self._link(scope, blob_id))
+            elif method == "DELETE":
+                await self._store.delete(blob_id)
+                await _send_empty(send, HTTPStatus.NO_CONTENT)
             elif method in {"PUT", "POST"}:
                 await _send_json(send, HTTPStatus.CREATED, await self._put(scope, receive, blob_id or None))
             else:

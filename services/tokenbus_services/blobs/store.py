@@ -162,6 +162,26 @@ class BlobStore:
             self._leased.clear()
         self._leased[digest] = until
 
+    async def delete(self, blob_id: str) -> None:
+        """Remove the content, under all its media types, and its leases.
+
+        Raises BlobNotFound, BlobRefused for an invalid id, BlobUnavailable.
+        """
+        digest = parse_blob_id(blob_id)
+        stored = await self._stored(digest)
+        async with self._lock(digest):
+            for key, ref, _ in stored:
+                async with self._lock(key):
+                    if await self._remove(key):
+                        self._quota.release(ref.size)
+            with store_errors("delete"):
+                leases = await listed(self._objects, leases_of(digest)).collect_async()
+            for lease in leases:
+                await self._remove(lease["path"])
+        self._leased.pop(digest, None)
+        if not stored:
+            raise BlobNotFound(blob_id)
+
     async def link(self, blob_id: str, *, seconds: float) -> str:
         """Return a URL under which anyone can read the blob for this long, directly from the backend.
 

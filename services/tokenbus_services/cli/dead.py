@@ -24,6 +24,7 @@ from tokenbus.client.retry_dead_letter import retry_dead_letter
 from tokenbus.errors import CannotRetry, SettingsError
 from tokenbus_services.cli import connect as reaching
 from tokenbus_services.cli import exit_codes as ending
+from tokenbus_services.cli.audit import noted
 from tokenbus_services.cli.render import output
 from tokenbus_services.cli.render.event_text import moment
 
@@ -88,6 +89,7 @@ async def retry(entry_ids: Sequence[str], *, as_json: bool) -> int:
             # Delete only now: after a crash in between, the request is sent again under the same id, which is the same
             # run.
             await drop_dead_letter(server, keys, [dead.id])
+            await noted(server, keys, "dead.retry", entry=dead.id, **facts)
             _print_outcome(dead, as_json, words, **facts)
     return ending.OTHER if kept else 0
 
@@ -103,6 +105,7 @@ async def drop(entry_ids: Sequence[str], *, as_json: bool) -> None:
     async with _reached() as (server, keys):
         async for dead in _chosen(server, keys, entry_ids):
             await drop_dead_letter(server, keys, [dead.id])
+            await noted(server, keys, "dead.drop", entry=dead.id, run=dead.entry.run)
             _print_outcome(dead, as_json, "dropped")
 
 

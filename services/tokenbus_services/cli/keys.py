@@ -12,6 +12,7 @@ import msgspec
 
 from tokenbus.errors import SettingsError
 from tokenbus_services.cli import connect as reaching
+from tokenbus_services.cli.audit import noted_apart
 from tokenbus_services.cli.render import output
 from tokenbus_services.gateway.budgets.spend import read_spend, today
 from tokenbus_services.gateway.callers import has_keys
@@ -35,6 +36,7 @@ async def create(rules: KeyRules, *, name: str, lifetime_s: float | None, as_jso
     """Make a key and print it, the only time that it is seen."""
     async with _store() as (store, settings):
         made = await store.create(rules, name=name, lifetime_s=lifetime_s)
+        await noted_apart("keys.create", key=made.id, name=name)
     _print_key(made, as_json)
     if not has_keys(settings):
         print(
@@ -56,13 +58,16 @@ def for_settings(name: str, rules: KeyRules) -> None:
 async def rotate(key_id: str, *, grace_s: float, lifetime_s: float | None, as_json: bool) -> None:
     """Make a further key for a client and print it. Raises KeyNotFound."""
     async with _store() as (store, _):
-        _print_key(await store.rotate(key_id, grace_s=grace_s, lifetime_s=lifetime_s), as_json)
+        made = await store.rotate(key_id, grace_s=grace_s, lifetime_s=lifetime_s)
+        await noted_apart("keys.rotate", key=key_id)
+    _print_key(made, as_json)
 
 
 async def revoke(key_id: str, *, as_json: bool) -> None:
     """Refuse a key from now on. Raises KeyNotFound."""
     async with _store() as (store, _):
         entry = await store.revoke(key_id)
+        await noted_apart("keys.revoke", key=key_id)
         now = await store.now_ms()
     if as_json:
         output.print_json(summary(entry, source="redis", now_ms=now))

@@ -83,6 +83,8 @@ for _command in (
     operate.scripts,
     operate.doctor,
     operate.check,
+    operate.erase,
+    operate.audit,
     dead.dead,
     records.records,
     records.replay,

@@ -12,6 +12,7 @@ from tokenbus.bus.layout import Layout
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.errors import RepartitionRefused
 from tokenbus_services import settings as configuration
+from tokenbus_services.cli.audit import noted
 from tokenbus_services.cli.connect import with_server
 from tokenbus_services.cli.render import output
 
@@ -57,6 +58,7 @@ async def run(number: int, *, wait_s: float, as_json: bool) -> None:
         await change.place(server, keys, now)
         before = now.placing
         now = await change.layout(server, keys)
+        await noted(server, keys, "repartition", partitions=now.placing, before=before)
     facts: dict[str, Line] = {"partitions": now.placing, "before": before, "served": now.spread}
     says = f"new runs are placed in {now.placing} partitions; runs that began in {before} stay in their partition"
     _print(
@@ -69,6 +71,7 @@ async def give_up(*, as_json: bool) -> None:
     async with _server() as server:
         keys = _keys()
         await change.give_up(server, keys, await change.layout(server, keys))
+        await noted(server, keys, "repartition.abandon")
     _print({"announced": None}, "the announced change is taken back", as_json=as_json)
 
 
@@ -80,6 +83,7 @@ async def forget(*, as_json: bool) -> None:
         if kept := await change.runs_elsewhere(server, keys, now):
             raise RepartitionRefused(f"runs of earlier numbers are kept, {kept} of them: wait until they expire")
         await change.forget(server, keys, now)
+        await noted(server, keys, "repartition.forget", partitions=now.placing)
     _print(
         {"partitions": now.placing, "earlier": []},
         f"runs are looked up in {now.placing} partitions only",

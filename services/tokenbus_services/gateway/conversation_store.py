@@ -51,6 +51,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     id: str
     created: int
+    tenant: str = ""
     metadata: dict[str, str] = {}
     items: list[Json] = []
     run: str | None = None
@@ -88,7 +89,7 @@ class ConversationStore:
         """Store a new one."""
         key = self._key(tenant, conversation.id)
         with translated(self._server):
-            await self._put(key, b"", conversation)
+            await self._put(key, b"", msgspec.structs.replace(conversation, tenant=tenant))
 
     async def get(self, tenant: str, name: str) -> Conversation:
         """The conversation, with what has ended. Raises Refusal (404)."""
@@ -135,6 +136,19 @@ class ConversationStore:
             await self._server.client.zrem(f"{self._prefix}:open", key)
 
     # ----------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    async def erase(server: Server, keys: Keys, tenant: str) -> int:
+        """Delete all conversations of a tenant, and return how many. Reads the names of all keys. Raises redis-py's
+        errors.
+        """
+        deleted = 0
+        async for key in server.client.scan_iter(match=f"{keys.prefix}:{{gateway}}:conversation:*", count=1000):
+            if key.endswith(b":open") or (found := await server.client.hget(key, _VALUE)) is None:
+                continue
+            if msgspec.json.decode(found, type=Conversation).tenant == tenant:
+                deleted += await server.client.unlink(key)
+        return deleted
 
     async def _settled(self, key: str, name: str) -> Conversation:
         """The conversation, after what its run said was added if that has ended."""

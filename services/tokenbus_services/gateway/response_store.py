@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from tokenbus.bus.audit import audit
+from tokenbus.bus.erase import erase_runs
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.layout import locate
 from tokenbus.bus.run_record import REQUEST, UNENDED, read_status
@@ -65,32 +67,32 @@ class ResponseStore:
             stored: bytes | None = await self._server.client.hget(self._keys.run(run), REQUEST)
         return msgspec.json.decode(stored, type=_Stored).messages if stored else None
 
-    async def delete(self, run: str) -> None:
-        """Forget the response. The run's log stays on the bus for its time."""
+    async def delete(self, run: str, *, by: str) -> bool:
+        """Delete all that the bus keeps of the run, and forget the response. False: the run is open, and stays."""
         with translated(self._server):
-            await self._server.client.set(self._deleted(run), b"1", ex=_DELETED_S)
+            if (await erase_runs(self._server, self._keys, [run])).open:
+                return False
+            await audit(self._server, self._keys, "erase", by=by, run=run)
+            await self._server.client.set(self._keys.gateway_deleted(run), b"1", ex=_DELETED_S)
+            return True
 
     async def is_deleted(self, run: str) -> bool:
         """Whether the response was forgotten."""
         with translated(self._server):
-            return bool(await self._server.client.exists(self._deleted(run)))
+            return bool(await self._server.client.exists(self._keys.gateway_deleted(run)))
 
     async def remember(self, run: str, published: Published) -> None:
         """Keep the known facts of a run that cannot be looked up yet."""
         with translated(self._server):
-            await self._server.client.set(self._published(run), msgspec.json.encode(published), ex=_PUBLISHED_S)
+            await self._server.client.set(
+                self._keys.gateway_published(run), msgspec.json.encode(published), ex=_PUBLISHED_S
+            )
 
     async def published(self, run: str) -> Published | None:
         """What `remember` kept."""
         with translated(self._server):
-            found: bytes | None = await self._server.client.get(self._published(run))
+            found: bytes | None = await self._server.client.get(self._keys.gateway_published(run))
         return msgspec.json.decode(found, type=Published) if found else None
 
     async def _page(self, key: str, first: str) -> list[Any]:
         return await self._server.client.xrange(key, first, "+", count=_PAGE)
-
-    def _deleted(self, run: str) -> str:
-        return f"{self._keys.prefix}:{{gateway}}:deleted:{run}"
-
-    def _published(self, run: str) -> str:
-        return f"{self._keys.prefix}:{{gateway}}:published:{run}"

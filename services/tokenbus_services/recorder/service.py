@@ -24,6 +24,7 @@ from tokenbus.bus.run_record import ACCEPTED, FRAME, HISTORY, RECORD, REQUEST
 from tokenbus.bus.server.retry import Defects, retry_until_available
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.work_queue import QueueItem
+from tokenbus.core.request.bounds import tenant_of
 from tokenbus.errors import BlobError, BlobNotFound
 from tokenbus.events.frames import ANY_FRAME, history_decoder
 from tokenbus_services.blobs.client import loader_of
@@ -203,6 +204,7 @@ class RecordService:
             run=kept.run,
             at_ms=kept.accepted_ms,
             status=status,
+            tenant=tenant_of(kept.request.get("metadata")),
             provider=str(kept.request.get("provider", "")),
             model=str(kept.request.get("model", "")),
             attempts=max((frame.attempt for frame in kept.raw_frames()), default=0),

@@ -215,6 +215,19 @@ class Keys:
         """Text: who made a file or a batch of a provider's account, as JSON; by its id."""
         return f"{self.prefix}:{{gateway}}:owner:{thing}"
 
+    def gateway_published(self, run: str) -> str:
+        """Text: what is known of a background response that intake has not taken in yet, as JSON."""
+        return f"{self.prefix}:{{gateway}}:published:{run}"
+
+    def gateway_deleted(self, run: str) -> str:
+        """Text: exists if the response was deleted."""
+        return f"{self.prefix}:{{gateway}}:deleted:{run}"
+
+    @property
+    def audit(self) -> str:
+        """Stream: who changed what in the deployment, newest last (bus/audit.py)."""
+        return f"{self.prefix}:audit"
+
     @property
     def gateway_members(self) -> str:
         """Sorted set: live gateways by the server time of their last heartbeat in ms."""

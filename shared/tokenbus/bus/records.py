@@ -40,6 +40,8 @@ class RecordEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Size of that blob in bytes."""
     parts: tuple[str, ...] = ()
     """Blobs that the record refers to."""
+    tenant: str = ""
+    """The request's tenant."""
     truncated: bool = False
     """Whether the end of the raw stream is missing because it exceeded the limit."""
 
@@ -72,6 +74,14 @@ async def put_record(server: Server, keys: Keys, entry: RecordEntry, *, keep_ms:
         entry=msgspec.json.encode(entry),
     )
     await run_script(server, call)
+
+
+async def drop_record(server: Server, keys: Keys, run: str) -> int:
+    """Remove the entry of a run; return how many there were. Raises redis-py's errors."""
+    pipe = server.client.pipeline(transaction=False)
+    pipe.zrem(keys.records, run)
+    pipe.hdel(keys.record_entries, run)
+    return (await pipe.execute())[1]
 
 
 async def drop_old_records(server: Server, keys: Keys, *, keep_ms: int, most: int) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tokenbus.bus.keys import DEFAULT_PARTITIONS, MAX_PARTITIONS
-from tokenbus_services.cli.commands.runs import json_lines
+from tokenbus_services.cli.commands.runs import agreed, json_lines
 from tokenbus_services.cli.service_registry import SERVICES
 
 if TYPE_CHECKING:
@@ -206,3 +207,54 @@ def demo(provider: str | None, model: str | None, keep: bool) -> int:
     from tokenbus_services.cli.demo import run
 
     return run(provider=provider, model=model, keep=keep)
+
+
+def _time_ms(context: click.Context, parameter: click.Parameter, value: datetime | None) -> int | None:
+    """Unix time in ms. Times without a zone are UTC."""
+    if value is None:
+        return None
+    return round((value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+_TIME = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"])
+
+
+@click.command()
+@click.argument("runs", nargs=-1, metavar="[RUN]…")
+@click.option("--session", metavar="NAME", help="A session, with all its runs.")
+@click.option("--tenant", help="All of this tenant; with --session: the tenant of the session.")
+@click.option("--since", "since_ms", type=_TIME, callback=_time_ms, help="Only what began then or later (UTC).")
+@click.option("--until", "until_ms", type=_TIME, callback=_time_ms, help="Only what ended then or earlier (UTC).")
+@click.option("--dry-run", is_flag=True, help="Delete nothing; show what there is.")
+@click.option("--rewrite", is_flag=True, help="Let the server rewrite its append-only file, which has it until then.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def erase(runs: tuple[str, ...], dry_run: bool, rewrite: bool, yes: bool, as_json: bool, **choice: Any) -> int:
+    """Delete each RUN, a session, or all of a tenant or a time: request, events, log, history, record, blobs, notes.
+
+    Open runs stay: cancel them first. A blob stays that another run names. Then everything is searched again, the
+    command prints what is left and where, and an entry of the audit says who erased what.
+
+    Exit code: 0 if nothing is left, 1 if something is.
+    """
+    from tokenbus_services.cli.erase import Choice, run
+
+    chosen = Choice(runs=runs, **choice)
+    times = chosen.since_ms is not None or chosen.until_ms is not None
+    if not (runs or chosen.session or chosen.tenant or times):
+        raise click.UsageError("Name runs, --session, --tenant or a time.", click.get_current_context())
+    if runs and (chosen.session or chosen.tenant or times):
+        raise click.UsageError("Runs exclude all other choices.", click.get_current_context())
+    if not (dry_run or yes or agreed("Delete this permanently?")):
+        return 0
+    return asyncio.run(run(chosen, dry_run=dry_run, rewrite=rewrite, as_json=as_json))
+
+
+@click.command()
+@click.option("--most", type=click.IntRange(1), default=50, show_default=True, help="Maximum entries, newest first.")
+@json_lines
+def audit(most: int, as_json: bool) -> None:
+    """Show who changed what by a command: cancels, erasures, keys, dead letters, partitions."""
+    from tokenbus_services.cli.audit import show
+
+    asyncio.run(show(most=most, as_json=as_json))

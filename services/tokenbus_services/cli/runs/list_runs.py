@@ -17,6 +17,7 @@ from tokenbus.errors import RunNotFound, SettingsError
 from tokenbus.events.run_info import ENDED_STATES
 from tokenbus_services.cli import connect as reaching
 from tokenbus_services.cli import exit_codes as ending
+from tokenbus_services.cli.audit import noted_apart
 from tokenbus_services.cli.render import output
 
 if TYPE_CHECKING:
@@ -178,6 +179,7 @@ async def cancel(run: str, *, reason: str | None) -> int:
             print(output.safe(f"run {run} has ended already: {info.state}"), file=sys.stderr)
             return 0
         await bus.cancel(run, reason)
+    await noted_apart("cancel", run=run, reason=reason)
     if info:
         return 0
     ending.print_error(f"{RunNotFound(run)}. A request of this run that still waits will be cancelled")
@@ -207,6 +209,7 @@ async def cancel_all(found: Sequence[RunInfo], *, reason: str | None, as_json: b
             await asyncio.gather(*(bus.cancel(info.run, reason) for info in some))
             for info in some:
                 _print_outcome(info, as_json)
+    await noted_apart("cancel", runs=[info.run for info in found], reason=reason)
 
 
 async def _known(bus: Client, run: str) -> RunInfo | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any, cast
 from uuid import UUID
@@ -146,23 +146,35 @@ class ResponsesApi:
         caller = await self._gateway.caller(request, self._surface)
         owned = await self._owned(caller, _run_in(request))
         run = owned.id
+        await self._cancelled(run)
+        return _answer(await self._so_far(owned), run)
+
+    async def _cancelled(self, run: str) -> None:
+        """Cancel a run and wait for its end, for a short time."""
         await self._gateway.runs.cancel(run, CANCELLED)
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(CANCEL_WAIT_S), aclosing(self._gateway.runs.follow(run)) as events:
                 async for event in events:
                     if is_end(event):
                         break
-        except TimeoutError:
-            pass
-        return _answer(await self._so_far(owned), run)
 
     async def delete(self, request: Request) -> Response:
-        """Forget a response; an open one is cancelled."""
+        """Delete a response: an open one is cancelled first. What its conversation took over stays there."""
         caller = await self._gateway.caller(request, self._surface)
-        run = (await self._owned(caller, _run_in(request))).id
+        owned = await self._owned(caller, _run_in(request))
+        run = owned.id
         if await self._store.is_open(run):
-            await self._gateway.runs.cancel(run, CANCELLED)
-        await self._store.delete(run)
+            await self._cancelled(run)
+        match owned.note and owned.note.echo.get("conversation"):
+            case {"id": str(name)}:
+                with suppress(Refusal):  # it may be deleted by now
+                    await self._gateway.conversations.get(caller.tenant, name)
+            case _:
+                pass
+        if not await self._store.delete(run, by=caller.key or "gateway"):
+            why = f"response {run} was cancelled and has not ended yet: delete it again"
+            problem = Problem(status=409, code="response_not_ended", message=why, kind="invalid_request", run=run)
+            raise Refusal(msgspec.structs.replace(problem, retry_after_s=1.0))
         body = {"id": PREFIX + run, "object": "response", "deleted": True}
         return _answer(Answer(status=200, body=msgspec.json.encode(body)), run)
 

@@ -25,3 +25,11 @@ def forget(ended_runs: str, keys: Sequence[tuple[str, str]], *, runs: Sequence[s
 
 @script(RECORD=RECORD)
 def _forget(ended_runs: str, keys: Sequence[str], *, runs: Sequence[str]) -> ScriptCall: ...
+
+
+@script()
+def erase(run_key: str, log: str, tape: str, indexes: Sequence[str], *, run: str) -> ScriptCall:
+    """Delete the keys of a run that is not open, and its places in the index. Reply: how many keys there were; -1 if
+    the run is open.
+    """
+    ...

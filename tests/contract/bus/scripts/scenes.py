@@ -481,6 +481,18 @@ def _forget(w: World) -> ScriptCall:
     return retention.forget(w.keys.ended_runs(0), keys, runs=runs)
 
 
+def _erase(w: World, run: str) -> ScriptCall:
+    return retention.erase(w.keys.run(run), w.keys.log(run), w.keys.tape(run), [w.keys.ended_runs(0)], run=run)
+
+
+def _erase_ended(w: World) -> ScriptCall:
+    return _erase(w, w.ended)
+
+
+def _erase_open(w: World) -> ScriptCall:
+    return _erase(w, w.run)
+
+
 def _judge(w: World) -> tuple[tuple[str, str], str]:
     return (w.keys.run(w.run), w.policy), w.tokens[w.policy]
 
@@ -698,6 +710,7 @@ SCENES: dict[str, list[Scene]] = {
     "requests.publish": [
         Scene(lambda w: requests.publish(w.queue, requests=[100, b"{}", "ada"]), again=lambda t: t.grows(t.world.queue))
     ],
+    "retention.erase": [Scene(_erase_ended), Scene(_erase_open)],
     "retention.forget": [Scene(_forget)],
     "retention.memory": [Scene(lambda w: retention.memory(w.parser, share=0.8, most=0))],
     "sessions.append": [

@@ -1,0 +1,206 @@
+"""Erases runs that have ended: all that the server keeps of them, and a search that finds what is left.
+
+What a run leaves on the server: its hash (request, history, result), its log and its tape; its places in the index; its
+events in the public topics; its entries among the dead letters and in the index of records; the gateway's notes; and
+what stages have passed on to each other, which is trimmed as soon as no open run needs it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Iterable
+from typing import Any
+
+import msgspec
+
+from tokenbus.bus.dead_letters import all_dead_letters, drop_dead_letter
+from tokenbus.bus.keys import DATA_FIELD, TOPICS, Keys, SubscribedTopic
+from tokenbus.bus.layout import locate
+from tokenbus.bus.records import drop_record
+from tokenbus.bus.run_record import ACCEPTED, ENDED_AT, TENANT
+from tokenbus.bus.scripts.retention import erase
+from tokenbus.bus.server.run_scripts import run_scripts
+from tokenbus.bus.server.server import Server
+from tokenbus.bus.topology import POLICY, STAGES
+
+PAGE = 500
+LATER_MS = 60_000
+"""Events and decisions about a run that are written after its end are written within this time."""
+
+
+class _OfRun(msgspec.Struct):
+    run: str = ""
+
+
+_of_run = msgspec.json.Decoder(_OfRun)
+
+
+class Erased(msgspec.Struct, kw_only=True):
+    """What was found of runs, by place, and deleted."""
+
+    runs: list[str] = []
+    """Those whose keys were there."""
+    open: list[str] = []
+    """Runs that have not ended. Nothing of them was deleted."""
+    found: Counter[str] = msgspec.field(default_factory=Counter[str])
+    """Number of entries by place: `runs`, `events`, `dead letters`, `records`, `notes`."""
+
+
+class _Window(msgspec.Struct):
+    """Where a partition's topics may have events of the runs: all of it if a run's times are unknown."""
+
+    runs: set[str]
+    since_ms: int | None = None
+    until_ms: int | None = None
+
+
+async def erase_runs(server: Server, keys: Keys, runs: Collection[str]) -> Erased:
+    """Delete all that the server has of these runs, unless they are open; idempotent. Raises redis-py's errors; a part
+    may be deleted then.
+    """
+    erased = Erased()
+    await locate(server, keys, *runs)
+    names = {run: keys.partition_of(run) for run in runs}
+    facts: dict[str, list[bytes | None]] = {}
+    for page in _pages(runs):
+        pipe = server.client.pipeline(transaction=False)
+        for run in page:
+            pipe.hmget(keys.run(run), [ACCEPTED, ENDED_AT, TENANT])
+            pipe.unlink(*_notes(keys, run))
+        replies: list[Any] = await pipe.execute()
+        facts.update(zip(page, replies[::2], strict=True))
+        erased.found["notes"] += sum(replies[1::2])
+        calls = [_erase(keys, run, names[run], facts[run][2]) for run in page]
+        for run, there in zip(page, await run_scripts(server, calls), strict=True):
+            if there < 0:
+                erased.open.append(run)
+            elif there:
+                erased.runs.append(run)
+    erased.found["runs"] = len(erased.runs)
+    windows: dict[int, _Window] = {}
+    for run in set(runs) - set(erased.open):
+        window = windows.setdefault(names[run], _Window(set()))
+        _widen(window, run, *facts[run][:2])
+        erased.found["records"] += await drop_record(server, keys, run)
+    for partition, window in windows.items():
+        await _clean_inputs(server, keys, partition, window.runs)
+        for topic in TOPICS:
+            async for stream, ids in _events(server, keys, partition, topic, window):
+                erased.found["events"] += await server.client.xdel(stream, *ids)
+    gone = set(runs) - set(erased.open)
+    ids = [letter.id async for letter in all_dead_letters(server, keys) if letter.entry.run in gone]
+    erased.found["dead letters"] += await drop_dead_letter(server, keys, ids) if ids else 0
+    return erased
+
+
+async def remains(server: Server, keys: Keys, runs: Collection[str]) -> Counter[str]:
+    """Search the whole server for these runs: how much there is, by place. Raises redis-py's errors."""
+    found = Counter[str]()
+    await locate(server, keys, *runs)
+    for page in _pages(runs):
+        pipe = server.client.pipeline(transaction=False)
+        for run in page:
+            pipe.exists(keys.run(run), keys.log(run), keys.tape(run))
+            pipe.exists(*_notes(keys, run))
+            pipe.hexists(keys.record_entries, run)
+        replies: list[int] = await pipe.execute()
+        for place, counts in zip(("runs", "notes", "records"), (replies[n::3] for n in range(3)), strict=True):
+            found[place] += sum(counts)
+    windows: dict[int, _Window] = {}
+    for run in runs:
+        windows.setdefault(keys.partition_of(run), _Window(set())).runs.add(run)
+    for partition, window in windows.items():
+        for topic in TOPICS:
+            async for _, ids in _events(server, keys, partition, topic, window):
+                found["events"] += len(ids)
+        for _, stream in _inputs(keys, partition):
+            for _, fields in await server.client.xrange(stream):
+                found["passed on"] += sum(name.decode(errors="replace") in window.runs for name in fields)
+    found["dead letters"] = sum([letter.entry.run in runs async for letter in all_dead_letters(server, keys)])
+    return found
+
+
+def _inputs(keys: Keys, partition: int) -> list[tuple[str, str]]:
+    """Lease and input of each stage."""
+    stages = (*STAGES, POLICY)
+    return [(keys.lease(partition, name), keys.topic(partition, topic)) for name, topic in stages]
+
+
+async def _clean_inputs(server: Server, keys: Keys, partition: int, runs: set[str]) -> None:
+    """Trim exactly what the stages themselves trim only about, and delete what they have processed of these runs alone.
+
+    An entry that open runs share stays until they have ended.
+    """
+    for lease, stream in _inputs(keys, partition):
+        offset, watermark = await server.client.hmget(lease, ["offset", "watermark"])
+        if offset is None or watermark in {None, b"0-0"}:
+            continue
+        await server.client.xtrim(stream, minid=watermark, approximate=False)
+        begin = "-"
+        while page := await server.client.xrange(stream, begin, offset, count=PAGE):
+            ids = [entry_id for entry_id, fields in page if {name.decode(errors="replace") for name in fields} <= runs]
+            if ids:
+                await server.client.xdel(stream, *ids)
+            begin = f"({page[-1][0].decode()}"
+
+
+async def topic_entries(
+    server: Server, stream: str, begin: str = "-", end: str = "+"
+) -> AsyncIterator[tuple[str, bytes]]:
+    """The id and the data of each entry. Raises redis-py's errors."""
+    while page := await server.client.xrange(stream, begin, end, count=PAGE):
+        for entry_id, fields in page:
+            yield entry_id.decode(), fields.get(DATA_FIELD.encode(), b"")
+        begin = f"({page[-1][0].decode()}"
+
+
+async def _events(
+    server: Server, keys: Keys, partition: int, topic: SubscribedTopic, window: _Window
+) -> AsyncIterator[tuple[str, list[str]]]:
+    """The ids of the entries of these runs, in pages."""
+    begin = "-" if window.since_ms is None else str(window.since_ms)
+    end = "+" if window.until_ms is None else str(window.until_ms)
+    stream = keys.topic(partition, topic)
+    ids: list[str] = []
+    async for entry_id, data in topic_entries(server, stream, begin, end):
+        if run_in(data) in window.runs:
+            ids.append(entry_id)
+        if len(ids) == PAGE:
+            yield stream, ids
+            ids = []
+    if ids:
+        yield stream, ids
+
+
+def run_in(data: bytes) -> str:
+    """The run of an event; empty if it names none."""
+    try:
+        return _of_run.decode(data).run
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
+
+
+def _widen(window: _Window, run: str, accepted: bytes | None, ended: bytes | None) -> None:
+    first = not window.runs
+    window.runs.add(run)
+    if accepted is None or ended is None or not (first or window.since_ms is not None):
+        window.since_ms = window.until_ms = None
+        return
+    since, until = int(accepted), int(ended) + LATER_MS
+    window.since_ms = since if window.since_ms is None else min(window.since_ms, since)
+    window.until_ms = until if window.until_ms is None else max(window.until_ms, until)
+
+
+def _erase(keys: Keys, run: str, partition: int, tenant: bytes | None) -> Any:
+    tenants = ["", tenant.decode()] if tenant else [""]
+    indexes = [index(partition, name) for name in tenants for index in (keys.open_runs, keys.ended_runs)]
+    return erase(keys.run(run), keys.log(run), keys.tape(run), indexes, run=run)
+
+
+def _notes(keys: Keys, run: str) -> list[str]:
+    return [keys.gateway_published(run), keys.gateway_deleted(run)]
+
+
+def _pages(runs: Iterable[str]) -> list[list[str]]:
+    every = list(dict.fromkeys(runs))
+    return [every[at : at + PAGE] for at in range(0, len(every), PAGE)]

@@ -1,0 +1,103 @@
+"""What is erased is in no key of the server and no blob, what is of others stays, and the audit says who did it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.e2e.conftest import Send
+from tests.e2e.fleet import ended
+from tests.e2e.media.test_media import PNG, message_with, upload, with_store
+from tests.services.cli.process import run
+from tests.waiting import eventually
+from tokenbus import Client
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.records import newest_records
+from tokenbus.bus.server.server import Server
+from tokenbus_services.mock_provider import MockProvider, Reply, Script, Turn
+
+OURS, THEIRS, FORGOTTEN = "swordfish", "halibut", "mackerel"
+SCRIPTS = [
+    Script(name=word, turns=(Turn(says=Reply(text=f"It is {word} again.")),)) for word in (OURS, THEIRS, FORGOTTEN)
+]
+TABLES = "[records]\nsample = 1.0\n[gateway]\n"
+
+
+async def keys_with(server: Server, keys: Keys, word: str) -> set[str]:
+    """Every key of the deployment whose value has this word."""
+    client: Any = server.client
+    reads = {
+        b"string": client.get,
+        b"hash": client.hgetall,
+        b"stream": client.xrange,
+        b"zset": lambda key: client.zrange(key, 0, -1),
+        b"list": lambda key: client.lrange(key, 0, -1),
+    }
+    found: set[str] = set()
+    async for key in client.scan_iter(match=f"{keys.prefix}:*", count=1000):
+        kind = await client.type(key)
+        if kind != b"none" and word in repr(await reads[kind](key)):
+            found.add(key.decode())
+    return found
+
+
+async def test_what_is_erased_is_nowhere_and_what_is_anothers_stays(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    async with (
+        MockProvider(SCRIPTS) as provider,
+        with_store(tmp_path, server_url, keys, provider.url, TABLES) as (fleet, blobs),
+    ):
+        *_, gateway = await fleet.start("recorder", "gateway")
+        env = {"TOKENBUS_CONFIG": str(tmp_path / "bus" / "tokenbus.toml")}
+        private, shared = [await upload(blobs.url, PNG + name) for name in (b"private", b"shared")]
+        ours = await send(OURS, metadata={"tenant": "acme"}, messages=message_with(private, shared))
+        theirs = await send(THEIRS, metadata={"tenant": "other"}, messages=message_with(shared))
+        async with Client(server_url, prefix=keys.prefix) as bus:
+            session = bus.session("talk", tenant="acme")
+            await session.configure({"provider": "anthropic", "model": OURS})
+            await session.send(f"about {OURS}")
+            await ended(server.client, keys, [ours, theirs])
+
+            async def all_recorded() -> bool:
+                states = [info.state async for info in bus.runs(tenant="acme")]
+                return states == ["completed"] * 2 and len([1 async for _ in newest_records(server, keys)]) == 3
+
+            await eventually(all_recorded)
+        assert await keys_with(server, keys, OURS)
+
+        shown = json.loads((await run("erase", "--tenant", "acme", "--dry-run", "--json", **env)).out)
+        assert (shown["runs"], shown["sessions"]) == (2, 1)
+        assert all(shown["found"][place] for place in ("runs", "events", "records"))
+        erased = await run("erase", "--tenant", "acme", "--yes", "--json", **env)
+        said = json.loads(erased.out)
+        assert (said["left"], said["open"], said["blobs_left"]) == ({}, [], 0)
+        assert said["still"]
+        assert erased.code == 0
+        assert await keys_with(server, keys, OURS) == set()
+        assert await server.client.xlen(keys.log(theirs)) > 0
+        assert await keys_with(server, keys, THEIRS)
+        async with httpx.AsyncClient(base_url=blobs.url, timeout=60) as http:
+            statuses = [(await http.get(f"/blobs/{one['blob_id']}")).status_code for one in (private, shared)]
+        assert statuses == [404, 200]
+
+        async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as http:
+            asked = {"model": f"anthropic/{FORGOTTEN}", "input": "hello"}
+            response = (await http.post("/v1/responses", json=asked)).json()
+            assert await keys_with(server, keys, FORGOTTEN)
+            path = f"/v1/responses/{response['id']}"
+            deleted = (await http.delete(path)).json()
+            assert deleted == {"id": response["id"], "object": "response", "deleted": True}
+            assert (await http.get(path)).status_code == 404
+            assert await keys_with(server, keys, FORGOTTEN) == set()
+            unknown = await http.delete(path)
+            assert unknown.status_code == 404
+
+        entries = [json.loads(line) for line in (await run("audit", "--json", **env)).out.splitlines()]
+        assert [entry["action"] for entry in entries] == ["erase", "erase"]
+        assert entries[0]["facts"]["run"] in response["id"]
+        assert entries[1]["facts"]["tenant"] == "acme"
+        assert "@" in entries[1]["by"]
