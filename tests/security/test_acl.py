@@ -370,7 +370,7 @@ READS: dict[str, set[str]] = {
     "tools": {"tools", "control"},
     "recorder": {"records", "tape", "log"},
     "blobs": set(),
-    "gateway": {*TOPICS, "log", "dead", "turns"},
+    "gateway": {*TOPICS, "log", "dead", "turns", "decisions", "raw", "events", "drafts"},  # it erases runs
     "operator": {
         *(*TOPICS, "log", "requests", "turns", "tools", "raw", "events", "drafts", "decisions", "control"),
         *("records", "tape", "dead"),

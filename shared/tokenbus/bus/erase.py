@@ -71,10 +71,10 @@ async def erase_runs(server: Server, keys: Keys, runs: Collection[str]) -> Erase
         facts.update(zip(page, replies[::2], strict=True))
         erased.found["notes"] += sum(replies[1::2])
         calls = [_erase(keys, run, names[run], facts[run][2]) for run in page]
-        for run, there in zip(page, await run_scripts(server, calls), strict=True):
-            if there < 0:
+        for run, gone in zip(page, await run_scripts(server, calls), strict=True):
+            if not gone:
                 erased.open.append(run)
-            elif there:
+            elif any(facts[run]):
                 erased.runs.append(run)
     erased.found["runs"] = len(erased.runs)
     windows: dict[int, _Window] = {}

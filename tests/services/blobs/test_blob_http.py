@@ -111,7 +111,17 @@ async def test_an_unknown_blob_is_404(http: httpx.AsyncClient) -> None:
     assert answer.json() == {"code": "blob_not_found", "message": f"no blob {blob_id_of(b'nobody')}"}
 
 
-@pytest.mark.parametrize(("method", "path"), [("DELETE", "/blobs/x"), ("GET", "/blobs"), ("POST", "/blobs/x")])
+async def test_a_deleted_blob_is_gone_with_its_lease_and_may_be_put_again(http: httpx.AsyncClient) -> None:
+    put = (await http.put("/blobs", content=b"gone")).json()["blob_id"]
+    assert (await http.post(f"/blobs/{put}/lease")).status_code == 204
+    assert (await http.delete(f"/blobs/{put}")).status_code == 204
+    statuses = [(await http.request(method, f"/blobs/{put}")).status_code for method in ("GET", "DELETE")]
+    assert statuses == [404, 404]
+    assert (await http.put("/blobs", content=b"gone")).status_code == 201
+    assert (await http.get(f"/blobs/{put}")).content == b"gone"
+
+
+@pytest.mark.parametrize(("method", "path"), [("PATCH", "/blobs/x"), ("GET", "/blobs"), ("POST", "/blobs/x")])
 async def test_other_methods_are_405_with_the_allowed_methods(http: httpx.AsyncClient, method: str, path: str) -> None:
     answer = await http.request(method, path)
     assert (answer.status_code, answer.json()["code"]) == (405, "method_not_allowed")

@@ -6,11 +6,12 @@
 --   indexes...  sorted set w
 -- ARGV
 --   run
--- Reply: how many keys there were; -1 if the run is open, which stays.
+-- Reply: 1; 0 if the run is open, which stays.
 -- Atomic: a run that is accepted again under its id meanwhile keeps its keys.
 -- Twice: same
 local unended = {open = true, cancelling = true, expiring = true}
 local status = redis.pcall('HGET', run_key, 'status')
-if type(status) == 'string' and unended[status] then return -1 end
+if type(status) == 'string' and unended[status] then return 0 end
 for i = indexes_at, #KEYS do redis.pcall('ZREM', KEYS[i], run) end
-return redis.call('UNLINK', run_key, log, tape)
+redis.call('UNLINK', run_key, log, tape)
+return 1

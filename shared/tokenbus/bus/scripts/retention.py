@@ -29,7 +29,5 @@ def _forget(ended_runs: str, keys: Sequence[str], *, runs: Sequence[str]) -> Scr
 
 @script()
 def erase(run_key: str, log: str, tape: str, indexes: Sequence[str], *, run: str) -> ScriptCall:
-    """Delete the keys of a run that is not open, and its places in the index. Reply: how many keys there were; -1 if
-    the run is open.
-    """
+    """Delete the keys of a run that is not open, and its places in the index. Reply: 1; 0 if the run is open."""
     ...

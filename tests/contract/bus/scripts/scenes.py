@@ -710,7 +710,7 @@ SCENES: dict[str, list[Scene]] = {
     "requests.publish": [
         Scene(lambda w: requests.publish(w.queue, requests=[100, b"{}", "ada"]), again=lambda t: t.grows(t.world.queue))
     ],
-    "retention.erase": [Scene(_erase_ended), Scene(_erase_open)],
+    "retention.erase": [Scene(_erase_ended), Scene(_erase_open, silent=True)],
     "retention.forget": [Scene(_forget)],
     "retention.memory": [Scene(lambda w: retention.memory(w.parser, share=0.8, most=0))],
     "sessions.append": [
