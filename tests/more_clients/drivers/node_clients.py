@@ -33,6 +33,7 @@ class Process:
         self._process = subprocess.Popen([node.NODE, script, gateway], stdin=pipe, stdout=pipe, text=True, bufsize=1)
         self._answers: dict[int, queue.Queue[dict[str, Any]]] = {}
         self._next = count()
+        self._sending = threading.Lock()
         threading.Thread(target=self._read, daemon=True).start()
 
     def send(self, *, number: int | None = None, **line: Any) -> int:
@@ -40,7 +41,8 @@ class Process:
             number = next(self._next)
             self._answers[number] = queue.Queue()
         assert self._process.stdin
-        print(json.dumps({"id": number, **line}), file=self._process.stdin)
+        with self._sending:  # of several threads, one for each API
+            print(json.dumps({"id": number, **line}), file=self._process.stdin)
         return number
 
     def answer(self, number: int) -> dict[str, Any]:
