@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import types as python_types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from typing import Any, Literal, NotRequired, Required, Union, get_args, get_origin
 
@@ -27,6 +27,7 @@ from typing_extensions import get_type_hints, is_typeddict
 
 from tests.services.gateway.conformance import SURFACES
 from tests.services.gateway.rules import gateway_request, rules
+from tests.services.gateway.surfaces.test_hostile_requests import CHAT, GEMINI, MESSAGES, RESPONSES
 from tokenbus.errors import RequestInvalid
 from tokenbus.providers import registry
 from tokenbus.providers.api import Quirks
@@ -77,7 +78,9 @@ def value(draw: st.DrawFn, hint: Any, name: str, depth: int) -> Any:
 
 
 def _is_known(hint: Any) -> bool:
-    """Not an object of the SDK, which it writes as a client would write its fields."""
+    """Not an object of the SDK, which it writes as a client would write its fields, nor a function."""
+    if get_origin(hint) is Callable:
+        return False
     if isinstance(hint, type) and issubclass(hint, Enum):
         return True
     if hint is str or hint in PLAIN or is_typeddict(hint) or get_origin(hint) is Literal:
@@ -448,3 +451,55 @@ def test_a_provider_of_the_clients_api_gets_what_the_sdk_wrote_but_for_named_dif
 
     same()
     assert taken > 20
+
+
+# --- a field that nobody here knows -----------------------------------------------------------------------------------
+
+WHOLE: Mapping[str, tuple[str, Json]] = {
+    "Chat": ("openai-chat", CHAT),
+    "Responses": ("openai-responses", RESPONSES),
+    "Messages": ("anthropic", {**MESSAGES, "max_tokens": 4096}),
+    "Gemini": ("gemini", GEMINI),
+}
+OURS = {"tokenbus", "metadata", "stream_options", "systemInstruction"}
+"""Objects that no provider gets as they are."""
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where in a body an object is."""
+    if isinstance(value, dict):
+        yield at
+    inside: Any = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, each in inside:
+        yield from places(each, (*at, name))
+
+
+@pytest.mark.parametrize("surface", WHOLE)
+def test_an_unknown_field_of_any_object_reaches_a_provider_of_the_clients_api_once(surface: str) -> None:
+    api, whole = WHOLE[surface]
+    for at in places(whole):
+        if OURS.intersection(at) or at[-1:] == ("properties",):  # a schema's properties are no fields
+            continue
+        body: Json = msgspec.json.decode(msgspec.json.encode(whole))  # an object that is there twice is two
+        body.get("tokenbus", {}).pop("extra", None)
+        inner: Any = body
+        for step in at:
+            inner = inner[step]
+        inner["odd"] = {"unheard": "of"}
+        got = received(surface, api, body)
+        assert got is not None, at
+        assert msgspec.json.encode(got).replace(b"\\", b"").count(b'"odd":{"unheard":"of"}') == 1, at
+
+
+def test_a_choice_of_a_tool_that_goes_to_the_provider_as_it_is_goes_with_it() -> None:
+    named: Json = {"type": "custom", "name": "f"}
+    for surface, api, tool, choice in (
+        ("Responses", "openai-responses", {**named, "odd": 1}, named),
+        ("Chat", "openai-chat", {"type": "custom", "custom": {"name": "f", "odd": 1}},
+         {"type": "custom", "custom": {"name": "f"}}),
+        ("Messages", "anthropic", {"type": "bash_20250124", "name": "bash"}, {"type": "tool", "name": "bash"}),
+    ):  # fmt: skip
+        body = {**SURFACES[surface][1], "model": WHOLE[surface][1]["model"], "tools": [tool], "tool_choice": choice}
+        got = received(surface, api, body)
+        assert got
+        assert (got["tools"], got["tool_choice"]) == ([tool], choice), surface

@@ -12,6 +12,8 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from tokenbus.core.request.bounds import MAX_MESSAGES
+from tokenbus.events.requests import Extra
+from tokenbus.providers.api import ApiName
 from tokenbus_services.gateway.problem import UNSUPPORTED, Problem, Refusal, invalid, unsupported
 
 Json = dict[str, Any]
@@ -330,6 +332,13 @@ class Fields:
         rest = self.rest()
         self.clear()
         return rest
+
+    def own(self, api: ApiName) -> Extra | None:
+        """The fields that nothing has read, if the request passes: further ones of this object for the provider. They
+        count as read.
+        """
+        rest = self.take_rest() if self.reading.passes else {}
+        return {api: rest} if rest else None
 
     def clear(self) -> None:
         """Count everything as read."""

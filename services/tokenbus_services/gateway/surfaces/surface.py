@@ -200,6 +200,13 @@ class SurfaceRequest:
             self.extra["tools"] = raw
         return [tool for tool in tools if isinstance(tool, Tool)]
 
+    def is_raw_tool(self, chosen: object, tools: Sequence[Tool]) -> bool:
+        """Whether the choice of one tool, by its `name`, is of one that goes to the provider as it is: so does the
+        choice.
+        """
+        name = cast("Json", chosen).get("name") if isinstance(chosen, dict) else None
+        return "tools" in self.extra and name is not None and name not in {tool.name for tool in tools}
+
     def refuse_hidden(self) -> None:
         """Raise Refusal for a run without visible text: a chat shows its text."""
         if self.visible is False:

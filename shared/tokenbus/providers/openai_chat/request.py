@@ -191,7 +191,7 @@ def user_content(message: Spoken, quirks: Quirks) -> object:
     for i, part in enumerate(message.parts):
         match part:
             case TextPart():
-                parts.append(_with_own({"type": "text", "text": part.text} | _cache(part.cache, quirks), part))
+                parts.append(_text_part(part, quirks))
             case ImagePart():
                 parts.append(_image(part, quirks, f"{message.where}.content[{i}]"))
             case DocumentPart():
@@ -208,7 +208,7 @@ def user_content(message: Spoken, quirks: Quirks) -> object:
 
 
 def _assistant(message: Spoken, quirks: Quirks) -> list[ChatMessage]:
-    texts: list[str] = []
+    texts: list[TextPart] = []
     thoughts: list[str] = []
     details: list[msgspec.Raw] = []
     calls: list[dict[str, object]] = []
@@ -219,7 +219,7 @@ def _assistant(message: Spoken, quirks: Quirks) -> list[ChatMessage]:
             case TextPart() if part.opaque and (spoken := part.opaque.get("audio")):
                 payload["audio"] = {"id": spoken}
             case TextPart():
-                texts.append(part.text)
+                texts.append(part)
             case ThinkingPart():
                 thoughts.append(part.text)
                 if part.opaque and (given := part.opaque.get("reasoning_details")):
@@ -228,14 +228,15 @@ def _assistant(message: Spoken, quirks: Quirks) -> list[ChatMessage]:
                 calls.append(_call(part, where))
             case _:
                 pass  # a provider-specific item: this API accepts none in assistant messages
-    payload["content"] = "".join(texts) or None
+    said = "".join(part.text for part in texts)
+    payload["content"] = _own_parts(texts, quirks) or said or None
     if calls:
         payload["tool_calls"] = calls
     if details:
         payload["reasoning_details"] = details
     if quirks.reasoning_back == "content" and any(thoughts):
         thought = {"type": "thinking", "thinking": [{"type": "text", "text": "".join(thoughts)}]}
-        payload["content"] = [thought, *([{"type": "text", "text": "".join(texts)}] if any(texts) else [])]
+        payload["content"] = [thought, *([{"type": "text", "text": said}] if said else [])]
     elif quirks.reasoning_back and any(thoughts):
         payload[quirks.reasoning_back] = "".join(thoughts)
     return [payload] if payload["content"] or calls or "audio" in payload else []
@@ -268,11 +269,12 @@ def _results(message: Spoken, quirks: Quirks) -> list[ChatMessage]:
         if not isinstance(part, ToolResultPart):
             continue
         content = [TextPart(text=part.content)] if isinstance(part.content, str) else part.content
-        texts = [inner.text for inner in content if isinstance(inner, TextPart)]
+        texts = [inner for inner in content if isinstance(inner, TextPart)]
         shown = [_image(inner, quirks, message.where) for inner in content if isinstance(inner, ImagePart)]
         if shown:
             images += [{"type": "text", "text": f"Images of the result of {part.tool_id}:"}, *shown]
-        result: ChatMessage = {"role": "tool", "tool_call_id": _fitted(part.tool_id), "content": "\n".join(texts)}
+        text = _own_parts(texts, quirks) or "\n".join(inner.text for inner in texts)
+        result: ChatMessage = {"role": "tool", "tool_call_id": _fitted(part.tool_id), "content": text}
         payload.append(_with_own(result, part))
     if images:
         payload.append({"role": "user", "content": images})
@@ -282,8 +284,18 @@ def _results(message: Spoken, quirks: Quirks) -> list[ChatMessage]:
 def _text(parts: list[TextPart], quirks: Quirks) -> object:
     """System text as one string, or as parts if cache marks must be placed between them."""
     if quirks.cache_marks and any(part.cache for part in parts):
-        return [{"type": "text", "text": part.text} | _cache(part.cache, quirks) for part in parts if part.text]
-    return "\n\n".join(part.text for part in parts if part.text)
+        return [_text_part(part, quirks) for part in parts if part.text]
+    return _own_parts(parts, quirks) or "\n\n".join(part.text for part in parts if part.text)
+
+
+def _own_parts(parts: list[TextPart], quirks: Quirks) -> list[dict[str, object]] | None:
+    """Texts as parts, if any has fields of this API."""
+    has_own = any((part.extra or {}).get("openai-chat") for part in parts)
+    return [_text_part(part, quirks) for part in parts] if has_own else None
+
+
+def _text_part(part: TextPart, quirks: Quirks) -> dict[str, object]:
+    return _with_own({"type": "text", "text": part.text} | _cache(part.cache, quirks), part)
 
 
 def _image(part: ImagePart, quirks: Quirks, where: str) -> dict[str, object]:

@@ -36,18 +36,21 @@ class _Answers(msgspec.Struct):
     """Index among the messages."""
     unanswered: dict[str, deque[_Answer]] = {}
     """By given id, in order; ids may repeat."""
+    extra: dict[str, object] = {}
+    """Further fields of the messages that had the results."""
 
     def __post_init__(self) -> None:
         for answer in self.answers:
             self.unanswered.setdefault(answer.given_id, deque()).append(answer)
 
-    def take(self, result: ToolResultPart) -> bool:
-        """Assign the result to its call. Return False if no call with this id is still unanswered."""
+    def take(self, result: ToolResultPart, message: Spoken) -> bool:
+        """Assign the result in a message to its call. Return False if no call with this id is still unanswered."""
         waiting = self.unanswered.get(result.tool_id)
         if waiting is None:
             return False
         answer = waiting.popleft()
         answer.result = msgspec.structs.replace(result, tool_id=answer.call.tool_id)
+        self.extra = {**self.extra, **message.extra}
         if not waiting:
             del self.unanswered[result.tool_id]
         return True
@@ -66,7 +69,7 @@ class _Answers(msgspec.Struct):
                 )
             else:
                 parts.append(answer.result)
-        return Spoken("tool", parts, self.where)
+        return Spoken("tool", parts, self.where, extra=self.extra)
 
 
 class Calls:
@@ -90,7 +93,7 @@ class Calls:
             self._ids, self._suffixes = set(), {}
         for part in message.parts:
             if isinstance(part, ToolResultPart):
-                self._place(part, message.where)
+                self._place(part, message)
             elif isinstance(part, ToolCallPart):
                 call = self._named(part, message.where)
                 answers.append(_Answer(call, part.tool_id))
@@ -122,16 +125,16 @@ class Calls:
         self._notes.add(where, f"the tool id {call.tool_id!r} is already used by an earlier call; sent as {tool_id!r}")
         return msgspec.structs.replace(call, tool_id=tool_id)
 
-    def _place(self, result: ToolResultPart, where: str) -> None:
+    def _place(self, result: ToolResultPart, message: Spoken) -> None:
         """Attach a result to its call: the latest unanswered one with its id, because ids repeat across turns."""
         for answers in reversed(self._waiting):
-            if answers.take(result):
+            if answers.take(result, message):
                 if self._moved(answers):
-                    self._notes.add(where, f"the result of call {result.tool_id} was moved to its call")
+                    self._notes.add(message.where, f"the result of call {result.tool_id} was moved to its call")
                 if not answers.unanswered:
                     self._waiting.remove(answers)
                 return
-        self._notes.add(where, f"the result of call {result.tool_id} has no call before it and was left out")
+        self._notes.add(message.where, f"the result of call {result.tool_id} has no call before it and was left out")
 
     def _moved(self, answers: _Answers) -> bool:
         """Whether another message stands between the calls and the current position."""

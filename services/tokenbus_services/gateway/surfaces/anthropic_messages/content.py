@@ -48,7 +48,8 @@ def messages_of(body: Fields) -> list[Message]:
     messages: list[Message] = []
     for fields in body.each("messages"):
         role = cast("Role", fields.needed("role", fields.one_of("role", _READERS)))
-        messages.append(Message(role=role, content=_content(fields, _READERS[role])))
+        content = _content(fields, _READERS[role])
+        messages.append(Message(role=role, content=content, extra=fields.own("anthropic")))
     if not messages:
         raise invalid("messages", "at least one message is required")
     return messages
@@ -68,7 +69,8 @@ def system_of(body: Fields) -> list[TextPart]:
     parts: list[TextPart] = []
     for block in body.each("system"):
         block.needed("type", block.one_of("type", ("text",)))
-        parts.append(_text(block))
+        text = _text(block)
+        parts.append(msgspec.structs.replace(text, extra=block.own("anthropic")))
     return parts
 
 

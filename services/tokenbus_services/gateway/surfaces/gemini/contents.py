@@ -12,6 +12,7 @@ from tokenbus.events.requests import (
     BlobSource,
     ContentPart,
     DocumentPart,
+    Extra,
     ExtraPart,
     FileSource,
     ImagePart,
@@ -50,14 +51,16 @@ def messages_of(body: Fields) -> list[Message]:
 
 def system_of(body: Fields) -> list[TextPart]:
     """Read the system instruction: a content with text parts. Raises Refusal."""
-    content = body.fields("systemInstruction")
-    if content is None:
+    given = body.json("systemInstruction")
+    if given is None:
         return []
+    content = Fields(given, "systemInstruction", body.reading, listed=True)
     content.take("role")  # has no meaning here
     parts: list[TextPart] = []
     for part in content.each("parts"):
         text = part.needed("text", part.text("text"))
         parts += [TextPart(text=text)] if text else []
+    content.end()
     return parts
 
 
@@ -85,6 +88,8 @@ class _Reader:
             nonlocal before, last
             before, last = len(self._parts), self._parts[-1:]
             if (found := read(part)) is not None:
+                if isinstance(found, ToolCallPart | ToolResultPart):
+                    found = msgspec.structs.replace(found, extra=part.own("gemini"))
                 self._parts.append(found)
             return True
 
@@ -95,6 +100,10 @@ class _Reader:
             return True
 
         content.each_read("parts", one, whole)
+        if own := content.own("gemini"):
+            message = self.messages[-1]
+            extra: Extra = {"gemini": {**(message.extra or {}).get("gemini", {}), **own["gemini"]}}
+            self.messages[-1] = msgspec.structs.replace(message, extra=extra)
 
     def _of_model(self, part: Fields) -> ContentPart | None:
         part.refuse("has no place in a content of the model", *_OF_USER)
@@ -171,9 +180,10 @@ class _Reader:
 
     def _result(self, answered: Fields) -> ToolResultPart:
         name = answered.needed("name", answered.text("name"))
-        answered.only("willContinue", False)
-        answered.only("parts", [], why="is not supported: write the result into `response`")
-        answered.only("scheduling", "SCHEDULING_UNSPECIFIED")
+        if not answered.reading.passes:
+            answered.only("willContinue", False)
+            answered.only("parts", [], why="is not supported: write the result into `response`")
+            answered.only("scheduling", "SCHEDULING_UNSPECIFIED")
         content, is_error = _result_text(answered.json("response") or {})
         tool_id = answered.text("id")
         call = next((call for call in self._calls if call[0] == tool_id or (not tool_id and call[1] == name)), None)

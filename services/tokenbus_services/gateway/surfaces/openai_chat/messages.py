@@ -14,6 +14,7 @@ from tokenbus.events.requests import (
     ContentPart,
     DocumentPart,
     Effort,
+    Extra,
     ExtraPart,
     FileSource,
     ImagePart,
@@ -58,6 +59,8 @@ def messages_of(body: Fields) -> list[Message]:
 def _message(fields: Fields, role: str) -> Message:
     mark = _cache_mark(fields, whole=False)
     message = _read(fields, role)
+    if extra := fields.own("openai-chat"):
+        message = msgspec.structs.replace(message, extra=extra)
     return msgspec.structs.replace(message, content=_marked(message.content, mark)) if mark else message
 
 
@@ -78,7 +81,8 @@ def _marked(content: str | list[ContentPart], mark: Cache) -> str | list[Content
 
 def _marked_call(call: ToolCallPart, mark: Cache) -> ToolCallPart:
     lifetime = {"ttl": mark} if isinstance(mark, str) else {}
-    return msgspec.structs.replace(call, extra={"anthropic": {"cache_control": {"type": "ephemeral", **lifetime}}})
+    marked: Extra = {"anthropic": {"cache_control": {"type": "ephemeral", **lifetime}}}
+    return msgspec.structs.replace(call, extra={**(call.extra or {}), **marked})
 
 
 def _read(fields: Fields, role: str) -> Message:
@@ -88,7 +92,9 @@ def _read(fields: Fields, role: str) -> Message:
             tool_id = fields.needed("tool_call_id", fields.text("tool_call_id"))
             content = _content(fields)
             parts = content if isinstance(content, str) else cast("list[TextPart | ImagePart]", content)
-            return Message(role="tool", content=[ToolResultPart(tool_id=tool_id, tool_name=name, content=parts)])
+            extra = fields.own("openai-chat")
+            result = ToolResultPart(tool_id=tool_id, tool_name=name, content=parts, extra=extra)
+            return Message(role="tool", content=[result])
         case "assistant":
             return Message(role="assistant", content=_assistant(fields), participant=name)
         case "developer":
@@ -116,6 +122,7 @@ def _assistant(fields: Fields) -> str | list[ContentPart]:
             tool_name=function.needed("name", function.text("name")),
             arguments=function.needed(field, function.text(field)),
             free_text=kind == "custom",
+            extra=call.own("openai-chat"),
         )
         calls.append(_marked_call(part, mark) if mark else part)
     if not calls:
@@ -168,7 +175,8 @@ def _part(part: Fields, kinds: Sequence[str] = _KINDS, *, whole: bool) -> Conten
     cache = _cache_mark(part, whole=whole)
     match part.needed("type", part.one_of("type", kinds)):
         case "text":
-            return TextPart(text=part.needed("text", part.text("text")), cache=cache)
+            text = part.needed("text", part.text("text"))
+            return TextPart(text=text, cache=cache, extra=None if whole else part.own("openai-chat"))
         case "refusal":
             return TextPart(text=part.needed("refusal", part.text("refusal")))
         case "image_url":
@@ -235,7 +243,7 @@ def read(asked: GatewayRequest, rules: TranslationRules, body: Fields) -> Transl
         "user_id": ask.optional("user_id", body, "user", body.text, "") or None,
         "frequency_penalty": ask.optional("frequency_penalty", body, "frequency_penalty", body.penalty, 0, 0.0) or None,
         "presence_penalty": ask.optional("presence_penalty", body, "presence_penalty", body.penalty, 0, 0.0) or None,
-        "tool_choice": _tool_choice(body) if tools or ask.extra.get("tools") or ask.bus_tools else _no_choice(body),
+        "tool_choice": _tool_choice(ask, tools) if tools or "tools" in ask.extra or ask.bus_tools else _no_choice(ask),
         "metadata": client_metadata(body),
     }
     ask.one_call("parallel_tool_calls", True, tools=tools, choice=fields["tool_choice"])
@@ -291,12 +299,15 @@ def _tool(tool: Fields, ask: SurfaceRequest) -> Tool | Json:
     )
 
 
-def _tool_choice(body: Fields) -> Any:
+def _tool_choice(ask: SurfaceRequest, tools: Sequence[Tool] = ()) -> Any:
+    body = ask.body
     given = body.peek("tool_choice")
     if not isinstance(given, dict):
         choice = body.one_of("tool_choice", ("auto", "none", "required"))
         return "any" if choice == "required" else choice
     kind = cast("Json", given).get("type")
+    if ask.is_raw_tool(cast("Json", given).get(str(kind)), tools):
+        return None
     if kind not in ("function", "custom"):
         body.refuse(f"of type {str(kind)[:100]!r} is not supported", "tool_choice")
         return None
@@ -306,9 +317,9 @@ def _tool_choice(body: Fields) -> Any:
     return ToolChoice(name=function.needed("name", function.text("name")))
 
 
-def _no_choice(body: Fields) -> None:
+def _no_choice(ask: SurfaceRequest) -> None:
     """Without tools there is nothing to choose: clients send the field all the same."""
-    _tool_choice(body)
+    _tool_choice(ask)
 
 
 def _stream_options(body: Fields, *, stream: bool) -> bool:

@@ -36,6 +36,7 @@ _INPUTS = {"function_call": "arguments", "custom_tool_call": "input"}
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
 _HOSTED = ("web_search_call", "file_search_call", "code_interpreter_call", "mcp_call")
 """Items that may stand for those of another API's provider, which they then carry."""
+_Read = tuple[str, list[ContentPart]]
 _KINDS = ("message", *_INPUTS, *_OUTPUTS, "reasoning")
 
 
@@ -46,7 +47,8 @@ def messages_of(body: Fields) -> list[Message]:
         body.take("input")
         return [Message(role="user", content=value)]
     reader = _Reader()
-    body.each_read("input", reader.add, reader.add_raw)
+    for role, parts in body.each_read("input", reader.read, reader.raw):
+        reader.add(role, parts)
     if not reader.messages:
         raise invalid("input", "must have at least one item")
     return [msgspec.structs.replace(each, content=_plain(each.content)) for each in reader.messages]
@@ -64,23 +66,21 @@ class _Reader:
         self.messages: list[Message] = []
         self._tools: dict[str, str] = {}
 
-    def add_raw(self, item: dict[str, Any]) -> bool | None:
-        """Add an item of the provider's own, which goes back as it is; None for one that must be understood here."""
+    def raw(self, item: dict[str, Any]) -> _Read | None:
+        """An item of the provider's own, which goes back as it is; None for one that must be understood here."""
         kind = item.get("type") or "message"
-        if kind == "item_reference" or (kind in _KINDS and kind != "message"):
+        if kind == "item_reference" or kind in (*_INPUTS, *_OUTPUTS):
             return None  # the bus pairs calls and results
-        raw = ExtraPart(name=f"openai-responses.{kind}", json=msgspec.json.encode(item).decode())
-        if kind == "message" and item.get("role") != "assistant":
-            self.messages.append(Message(role="user", content=[raw]))
-        else:
-            self._append("assistant", [raw])
-        return True
+        if kind == "reasoning" and opened(str(item.get("encrypted_content"))):
+            return None  # it is sealed here
+        part = ExtraPart(name=f"openai-responses.{kind}", json=msgspec.json.encode(item).decode())
+        return ("user" if kind == "message" and item.get("role") != "assistant" else "assistant"), [part]
 
-    def add(self, item: Fields) -> bool:
+    def read(self, item: Fields) -> _Read:
+        """The role and the parts of an item. Raises Refusal."""
         if item.peek("type") in _HOSTED and (parts := originals(_carried(item).items)):
             item.take_rest()
-            self._append("assistant", [*parts])
-            return True
+            return "assistant", [*parts]
         kind = item.one_of("type", _KINDS) or "message"
         item.take("id")
         item.one_of("status", ("in_progress", "completed", "incomplete"))
@@ -94,39 +94,22 @@ class _Reader:
                     name = in_namespace(space, name)
                 self._tools[call_id] = name
                 free = kind == "custom_tool_call"
+                extra = item.own("openai-responses")
                 part = ToolCallPart(
-                    tool_id=call_id, tool_name=name, arguments=arguments, free_text=free, **carried.fields
+                    tool_id=call_id, tool_name=name, arguments=arguments, free_text=free, extra=extra, **carried.fields
                 )
-                self._append("assistant", [part])
+                return "assistant", [part]
             case "function_call_output" | "custom_tool_call_output":
-                self._append("tool", [self._result(item)])
+                return "tool", [self._result(item)]
             case "reasoning":
-                self._append("assistant", [_reasoning(item)])
+                return "assistant", [_reasoning(item)]
             case _:
-                self._message(item, carried)
-        return True
+                return _message(item, carried)
 
-    def _message(self, item: Fields, carried: Carried) -> None:
-        role = ROLES[item.needed("role", item.one_of("role", tuple(ROLES)))]
-        item.take("phase")
-        content = item.needed("content", item.peek("content"))
-        parts: list[ContentPart] = []
-        if isinstance(content, str):
-            item.take("content")
-            parts = [TextPart(text=content)]
-        else:
-            for part in item.each("content"):
-                parts.append(_content(part, role))
-        if role == "assistant":
-            parts = [msgspec.structs.replace(each, **carried.fields) for each in parts]
-            self._append(role, parts)
-        else:
-            self.messages.append(Message(role=cast("Any", role), content=parts))
-
-    def _append(self, role: str, parts: list[ContentPart]) -> None:
-        """Add to the last message if it has this role."""
+    def add(self, role: str, parts: list[ContentPart]) -> None:
+        """Add to the conversation: what the model says in a row, and its tools, is one message."""
         last = self.messages[-1] if self.messages else None
-        if last and last.role == role and isinstance(last.content, list):
+        if role in ("assistant", "tool") and last and last.role == role and isinstance(last.content, list):
             last.content.extend(parts)
         else:
             self.messages.append(Message(role=cast("Any", role), content=parts))
@@ -146,7 +129,24 @@ class _Reader:
                 if not isinstance(read, TextPart | ImagePart):
                     raise unsupported(at, "an output may have texts and images only")
                 content.append(read)
-        return ToolResultPart(tool_id=call_id, content=content, tool_name=self._tools.get(call_id))
+        name, extra = self._tools.get(call_id), item.own("openai-responses")
+        return ToolResultPart(tool_id=call_id, content=content, tool_name=name, extra=extra)
+
+
+def _message(item: Fields, carried: Carried) -> _Read:
+    role = ROLES[item.needed("role", item.one_of("role", tuple(ROLES)))]
+    item.take("phase")
+    content = item.needed("content", item.peek("content"))
+    parts: list[ContentPart] = []
+    if isinstance(content, str):
+        item.take("content")
+        parts = [TextPart(text=content)]
+    else:
+        for part in item.each("content"):
+            parts.append(_content(part, role))
+    if role == "assistant":
+        parts = [msgspec.structs.replace(each, **carried.fields) for each in parts]
+    return role, parts
 
 
 def _content(part: Fields, role: str) -> ContentPart:

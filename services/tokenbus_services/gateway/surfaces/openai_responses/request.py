@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast, get_args
 
 import msgspec
@@ -56,7 +57,7 @@ def read(asked: GatewayRequest, rules: TranslationRules, body: Fields) -> Transl
         "temperature": temperature,
         "top_p": top_p,
         "thinking": _thinking(body, echo),
-        "tool_choice": (choice := _tool_choice(body, echo)),
+        "tool_choice": (choice := _tool_choice(ask, tools, echo)),
         "metadata": client_metadata(body),
         **_text(ask, echo),
         **_optional(ask, echo, tools, choice),
@@ -147,12 +148,15 @@ def _echoed(tool: Tool) -> Json:
     return {"type": "function", **described, "strict": bool(tool.strict)}
 
 
-def _tool_choice(body: Fields, echo: Json) -> Any:
+def _tool_choice(ask: SurfaceRequest, tools: Sequence[Tool], echo: Json) -> Any:
+    body = ask.body
     given = body.peek("tool_choice")
     echo["tool_choice"] = given
     if not isinstance(given, dict):
         choice = body.one_of("tool_choice", ("auto", "none", "required"))
         return "any" if choice == "required" else choice
+    if ask.is_raw_tool(cast("Json", given), tools):
+        return None
     kind = cast("Json", given).get("type")
     if kind not in ("function", "custom"):
         body.refuse(f"of type {str(kind)[:100]!r} is not supported", "tool_choice")
