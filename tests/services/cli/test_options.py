@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from tokenbus.errors import RequestInvalid, SettingsError
 from tokenbus_services.cli.runs.send import from_file, from_options
-from tokenbus_services.cli.service_registry import SERVICES, STOP_ORDER, services_of
+from tokenbus_services.cli.service_registry import SERVICES, services_of
 from tokenbus_services.cli.up.command import parse_scales, parse_services, slots_for, withheld_from
 from tokenbus_services.settings import (
     GatewaySettings,
@@ -80,11 +80,6 @@ def test_unknown_services_and_none_at_all_are_refused():
         parse_services(" ,")
     with pytest.raises(SettingsError, match="--services"):
         slots_for([], {})
-
-
-def test_every_service_has_its_place_in_the_order_of_stopping():
-    assert sorted(STOP_ORDER) == sorted(SERVICES)
-    assert STOP_ORDER[:2] == ("gateway", "fetcher"), "what brings in work"
 
 
 def test_options_make_a_request():

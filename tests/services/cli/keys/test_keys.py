@@ -53,6 +53,10 @@ async def test_a_key_is_made_listed_rotated_and_revoked(config: str, server: Ser
     assert printed["key"] not in listed.out
     revoked = await run("keys", "revoke", printed["id"], "--json", TOKENBUS_CONFIG=config)
     assert json.loads(revoked.out)["state"] == "revoked"
+    audited = await run("audit", "--json", TOKENBUS_CONFIG=config)
+    noted = [(entry["action"], entry["facts"]["key"]) for entry in map(json.loads, audited.out.splitlines())]
+    assert noted == [(action, printed["id"]) for action in ("keys.revoke", "keys.rotate", "keys.create")]
+    assert printed["key"] not in audited.out
 
 
 async def test_a_key_for_the_settings_is_printed_with_its_hash_and_not_stored(

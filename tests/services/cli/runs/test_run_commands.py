@@ -124,6 +124,8 @@ async def test_cancel_asks_for_the_end_with_the_reason(server: Server, keys: Key
     await Listed(server, keys).accept("r1", 1000)
     assert (await run("cancel", "r1", "--reason", "enough", TOKENBUS_CONFIG=config)).code == 0
     assert await requests(server, keys) == [{"type": "cancel", "run": "r1", "reason": "enough"}]
+    [entry] = (await run("audit", "--json", TOKENBUS_CONFIG=config)).out.splitlines()
+    assert json.loads(entry)["action"] == "cancel"
 
 
 async def next_line(command: Command, server: Server, keys: Keys, event: PublicEvent) -> bytes:
