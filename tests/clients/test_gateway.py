@@ -18,6 +18,7 @@ from tokenbus.testing import CutOff, Delivery, ErrorEvent, LocalBus, Reply, Stal
 SOURCES = Path(__file__).parent / "gateway"
 GUIDES = Path(__file__).parents[2] / "docs" / "guides"
 TEXT = "Yes, take it along. It should be dry from six in the evening on. 🌤️ Then you may go without."
+LOOKS = "Let me look, it takes a moment or two."
 SETTINGS = """
 [gateway]
 tools = ["weather"]
@@ -61,6 +62,9 @@ def bus() -> Iterator[LocalBus]:
         local.model_says("writing", Turn(says=writes, **writing))
         local.model_says("cut-call", Turn(says=writes, fault=CutOff(after_text=" it al")))
         local.model_says("stalled", Turn(says=answer, fault=Stall(after_text="evening")))
+        local.model_says("counting", lambda request: Reply(text=str(len(request.body["messages"]))))
+        looks = Reply(text=LOOKS, tool_calls=(ToolCall(name="weather", arguments={"city": "Bonn"}),))
+        local.model_says("steerable", Turn(says=looks, delivery=Delivery(pace=8)), "20 °C.")
         local.model_says("paced", Turn(says=answer, delivery=Delivery(pace=20)))
         local.model_says("slow", Turn(says=answer, delivery=Delivery(pace=6)))  # continues while a client comes back
         yield local
@@ -176,6 +180,12 @@ def test_a_second_request_of_a_chat_ends_the_first_one(chats: dict[str, Any]) ->
     assert TEXT.startswith(chat["first"]["text"])
 
 
+def test_a_chat_whose_user_wants_another_answer_has_the_history_that_is_on_the_screen(chats: dict[str, Any]) -> None:
+    chat = chats["rewritten"]
+    assert (chat["twice"], chat["again"], chat["text"]) == ("3", "3", "1")
+    assert [message["role"] for message in chat["messages"]] == ["user", "assistant"]
+
+
 @pytest.fixture(scope="module")
 def agents(base: str, project: Path) -> dict[str, Any]:
     """What the agents of AG-UI ended with; each stream passed the client's own `verifyEvents` and schemas."""
@@ -236,6 +246,24 @@ def test_an_agent_gets_refusals_failures_and_cuts_as_errors(agents: dict[str, An
 def test_an_agents_run_is_cancelled_by_its_id(agents: dict[str, Any]) -> None:
     assert agents["cancelled"]["status"] == 204
     assert agents["cancelled"]["outcome"] == {"type": "cancelled"}
+
+
+def test_a_second_run_of_a_thread_waits_for_the_first_one_and_knows_its_answer(agents: dict[str, Any]) -> None:
+    queued = agents["queued"]
+    assert (queued["first"]["text"], queued["first"]["outcome"]) == (TEXT, {"type": "success"})
+    assert (queued["second"]["text"], queued["second"]["outcome"]) == ("3", {"type": "success"})
+
+
+def test_a_run_that_steers_goes_on_where_the_first_one_ends(agents: dict[str, Any], bus: LocalBus) -> None:
+    first, second = agents["steered"]["first"], agents["steered"]["second"]
+    assert (first["text"], first["outcome"]) == (LOOKS, {"type": "success"})
+    assert (second["text"], second["outcome"]) == ("20 °C.", {"type": "success"})
+    assert second["types"][0] == "RUN_STARTED"
+    assert "TOOL_CALL_RESULT" in first["types"]
+
+
+def test_an_agent_whose_messages_were_changed_has_its_thread_changed(agents: dict[str, Any]) -> None:
+    assert agents["edited"] == {"twice": "13", "again": "1"}
 
 
 def test_an_agent_joins_a_run_that_it_had_left(agents: dict[str, Any]) -> None:
@@ -300,13 +328,30 @@ def test_the_page_of_durable_streams_prints_the_text(bus: LocalBus, project: Pat
     assert (done.returncode, done.stdout) == (0, TEXT), done.stderr
 
 
-def test_use_chat_of_the_page_resumes_in_a_browsers_document(project: Path) -> None:
-    chats = output_of(project, "react.mjs")
+@pytest.fixture(scope="module")
+def use_chat(project: Path) -> dict[str, Any]:
+    """What `useChat` of the page had on the screen."""
+    return output_of(project, "react.mjs")
+
+
+def test_use_chat_of_the_page_resumes_in_a_browsers_document(use_chat: dict[str, Any]) -> None:
+    chats = use_chat
     assert chats["sent"] == {"status": "ready", "text": TEXT}
     assert TEXT.startswith(chats["left"])
     assert chats["resumed"] == {"status": "ready", "text": TEXT}
     assert chats["stopped"]["status"] == "ready"
     assert chats["stopped"]["text"] != TEXT
+
+
+def test_use_chat_of_the_page_queues_and_steers_and_ends_no_answer(use_chat: dict[str, Any]) -> None:
+    assert use_chat["queued"] == [["user", "Hello"], ["assistant", TEXT], ["user", "And now?"], ["assistant", "3"]]
+    assert use_chat["steered"] == [
+        ["user", "Hello"],
+        ["assistant", LOOKS],
+        ["user", "In Celsius."],
+        ["assistant", "20 °C."],
+    ]
+    assert use_chat["elsewhere"] == {"here": TEXT, "back": "3"}
 
 
 def test_a_chat_over_the_web_socket_transport_of_the_page_has_its_text(project: Path) -> None:

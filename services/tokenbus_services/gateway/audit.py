@@ -40,7 +40,7 @@ class AuditedRun:
             async for event in events:
                 if isinstance(event, Completed | Incomplete | RunFailedEvent | Cancelled):
                     self.end = str(event.__struct_config__.tag)
-                    self.usage = event.usage
+                    self.run, self.usage = event.run, event.usage
                 yield event
 
 

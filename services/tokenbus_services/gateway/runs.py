@@ -29,13 +29,13 @@ from tokenbus.client.retry_dead_letter import dead_letter_request
 from tokenbus.core.request.bounds import is_traceparent, tenant_of
 from tokenbus.errors import ServerError
 from tokenbus.events.public import PublicEvent, Started, blobs_of
-from tokenbus.events.requests import MAX_RUN_ID_CHARS, Generate, Message, RunId
+from tokenbus.events.requests import MAX_RUN_ID_CHARS, Generate, Message, RunId, WhenBusy
 from tokenbus_services.gateway import idempotency
 from tokenbus_services.gateway.callers import AccessControl, Admitted, Caller
 from tokenbus_services.gateway.forward.owners import OWNED, Owners
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid
 from tokenbus_services.gateway.request_spans import RequestSpan, RequestSpans
-from tokenbus_services.gateway.session_door import SessionDoor
+from tokenbus_services.gateway.session_door import Said, SessionDoor
 from tokenbus_services.gateway.surfaces.contract import NOTE, Claim, GatewayNote, GatewayRequest, Translated
 from tokenbus_services.gateway.surfaces.surface import Surface
 from tokenbus_services.settings import GatewaySettings
@@ -185,6 +185,46 @@ class GatewayRuns:
             stays=stays,
             claim=translated.claim,
         )
+
+    async def say(
+        self,
+        caller: Caller,
+        surface: Surface,
+        request: GatewayRequest,
+        translated: Translated,
+        *,
+        session: str,
+        append: str | None,
+        when_busy: WhenBusy,
+        rewrites: bool = False,
+    ) -> Said:
+        """Put what is new of a translated request into a session, whose runs then answer it; see `SessionDoor.say`.
+
+        ``append``: its id; None: that of the request's Idempotency-Key, or a new one. Raises Refusal, TokenbusError.
+        """
+        if translated.run is not None:
+            raise invalid("tokenbus.run", "a conversation gives its runs their ids")
+        key = request.headers.get(idempotency.HEADER)
+        if append is None:
+            append = new_run_id() if key is None else idempotency.run_of(caller.tenant, key, surface.name)
+        note = GatewayNote(
+            surface=surface.name,
+            version=surface.version,
+            created=int(time.time()),
+            model=translated.model,
+            echo=translated.echo,
+            left_out=translated.left_out,
+        )
+        generate = translated.generate
+        if generate.deadline_s is None:
+            generate = msgspec.structs.replace(generate, deadline_s=self._settings.deadline_s)
+        return await self.sessions.say(
+            caller, session, generate, note, append=append, when_busy=when_busy, rewrites=rewrites
+        )
+
+    def left(self, caller: Caller, said: Said) -> None:
+        """Report that the answer to what was said has ended, in any way."""
+        self.later(said.append, self.sessions.left(caller, said))
 
     async def again(self, caller: Caller, surface: str, run: str, how: How, *, again: int) -> GatewayRun:
         """Retry or resume a run that the caller may see, as a run that is billed to the caller.
@@ -341,6 +381,10 @@ class GatewayRuns:
             return True, msgspec.json.decode(stored, type=_Stored).metadata
         return (None, None) if event is None else (False, None)
 
+    async def has_ended(self, run: str) -> bool:
+        """Whether a run is over. One that was not accepted yet is not."""
+        return await self._status(run) in ENDED
+
     async def stored(self, run: str) -> list[PublicEvent]:
         """The events that the run has now, from seq 0."""
         with translated(self.server):
@@ -371,15 +415,15 @@ class GatewayRuns:
         task is ending.
         """
         if opened.may_cancel:
-            self._later(opened.id, self._cancel_left(opened))
+            self.later(opened.id, self._cancel_left(opened))
 
     def cancel_later(self, run: str, reason: str) -> None:
         """Cancel in a separate task, which outlives the request that asks for it."""
-        self._later(run, self.cancel(run, reason))
+        self.later(run, self.cancel(run, reason))
 
     def leave(self, opened: GatewayRun) -> None:
         """Report that an answer has ended, in any way."""
-        self._later(opened.id, self._left_by(opened))
+        self.later(opened.id, self._left_by(opened))
 
     async def cancel(
         self, run: str, reason: str | None, *, heard_through: int | None = None, heard_characters: int | None = None
@@ -458,7 +502,8 @@ class GatewayRuns:
     def _shares(self, run: str) -> str:
         return f"{self.keys.prefix}:{{gateway}}:shares:{run}"
 
-    def _later(self, run: str, work: Any) -> None:
+    def later(self, run: str, work: Any) -> None:
+        """Do something of a run in a separate task, before the gateway closes."""
         task: asyncio.Task[None] = asyncio.create_task(work, name=run)
         self._leaving.add(task)
         task.add_done_callback(self._left)

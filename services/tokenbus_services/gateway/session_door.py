@@ -7,6 +7,7 @@ because the run has none yet; the run's note says it, and the counter of spend c
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping
 from typing import cast
@@ -16,21 +17,48 @@ import msgspec
 from tokenbus import Client, Receipt, Session, SessionCursor, SessionInfo, SessionStep
 from tokenbus.client.deployment import Deployment
 from tokenbus.client.publishing import new_run_id
+from tokenbus.client.sessions.history import steered_turns
 from tokenbus.client.sessions.listing import session_info
 from tokenbus.core.request.parse import request_from
-from tokenbus.errors import RequestInvalid
-from tokenbus.events.requests import Configure, Delete, Generate, Message, SessionItem, SessionMessage, Withdraw
+from tokenbus.errors import RequestInvalid, SessionNotFound
+from tokenbus.events.requests import (
+    Configure,
+    Delete,
+    Generate,
+    Message,
+    Rewrite,
+    SessionItem,
+    SessionMessage,
+    WhenBusy,
+    Withdraw,
+)
 from tokenbus.events.sessions import Fate, session_ref
 from tokenbus_services.gateway.callers import AccessControl, Admitted, Caller
 from tokenbus_services.gateway.keys.allowed import not_allowed
-from tokenbus_services.gateway.problem import Refusal
+from tokenbus_services.gateway.problem import Problem, Refusal
 from tokenbus_services.gateway.surfaces.contract import NOTE, GatewayNote
 from tokenbus_services.gateway.surfaces.native import check_open, generate_from
 
 _SAMPLE = Message(role="user", content="…")
 """Stands for a message when a configuration is checked."""
+_OWN_FIELDS = ("type", "id", "messages", "metadata", "traceparent")
+"""What is of one request, and no part of what a session's runs are."""
+LOOK_S, LONGEST_LOOK_S = 0.01, 0.1
+FREE_S = 30.0
+"""How long a message that rewrites the history waits for the end of the run that it interrupts."""
 _FORCED = ("policies", "record", "deadline_s", "max_tokens")
 """What a key may force."""
+
+
+class Said(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client of another protocol has put into a session, and how it is answered."""
+
+    session: str
+    append: str
+    fate: Fate
+    note: GatewayNote
+    headers: Mapping[str, str] = {}
+    """For the answer."""
 
 
 class SessionDoor:
@@ -81,6 +109,94 @@ class SessionDoor:
                 if isinstance(item, Withdraw) and receipt.fate.state == "delivered":
                     await self._access.withdraw(caller, _hold(session, item.append))
         return receipt, headers
+
+    async def say(
+        self,
+        caller: Caller,
+        name: str,
+        generate: Generate,
+        note: GatewayNote,
+        *,
+        append: str,
+        when_busy: WhenBusy,
+        rewrites: bool = False,
+    ) -> Said:
+        """Put what is new of a conversation into its session, which is made if there is none.
+
+        ``generate`` is the whole request. What follows the model's last message is new. The rest is the history of a
+        session that is made, and takes the place of the history that there is if it ``rewrites``. The key's place for
+        the request is held until `left`. Raises as `append`.
+        """
+        session = self._session(caller, name, None)
+        if (fate := await session.fate(append)) is not None:
+            return Said(session=name, append=append, fate=fate, note=note)
+        before, said = _parted(generate.messages)
+        hold = _hold(session, append)
+        note = msgspec.structs.replace(note, key=caller.key, hold=hold)
+        admission = await self._access.admit(caller, note.surface, msgspec.structs.replace(generate, id=hold))
+        request: dict[str, object] = msgspec.to_builtins(admission.generate)
+        for field in _OWN_FIELDS:
+            request.pop(field, None)
+        named = {**_own(generate.metadata), NOTE: msgspec.to_builtins(note)}
+        try:
+            await self._with_history(session, request, before, append, rewrites=rewrites)
+            item = SessionMessage(messages=said, request=request, when_busy=when_busy)
+            receipt = await session.append(item, append=append, metadata=named)
+        except BaseException:
+            await self._access.withdraw(caller, hold)
+            await self._access.leave(caller, hold)
+            raise
+        if receipt.fate.state == "returned":
+            await self._access.withdraw(caller, hold)
+        return Said(session=name, append=append, fate=receipt.fate, note=note, headers=admission.headers)
+
+    async def left(self, caller: Caller, said: Said) -> None:
+        """The answer to what was said has ended, in any way."""
+        await self._access.leave(caller, said.note.hold or "")
+
+    async def _with_history(
+        self, session: Session, request: dict[str, object], before: list[Message], append: str, *, rewrites: bool
+    ) -> None:
+        """Give the session the history that a request brings, if it is new or is to have it."""
+        try:
+            await session.configuration()
+        except SessionNotFound:
+            try:
+                await session.append(Configure(request=request, messages=before), append=f"{append}.begin")
+            except RequestInvalid:
+                await session.configuration()  # another one has made it meanwhile
+            return
+        if not rewrites:
+            return
+        clock, tries = asyncio.get_running_loop().time, 0
+        until = clock() + FREE_S
+        while (await session.append(Rewrite(messages=before), append=f"{append}.rewrite.{tries}")).fate.reason:
+            await session.interrupt(append=f"{append}.free.{tries}")
+            tries += 1
+            while (await session_info(self._deployment, session.name, session.tenant)).run:
+                if clock() > until:
+                    why = "the open answer of this conversation does not end"
+                    raise Refusal(Problem(status=409, code="session_busy", message=why, kind="invalid_request"))
+                await asyncio.sleep(LOOK_S)
+
+    async def take_back(self, caller: Caller, name: str, append: str) -> bool:
+        """Withdraw a message that waits; whether it did."""
+        receipt, _ = await self.append(caller, "", name, Withdraw(append=append))
+        return receipt.fate.state == "delivered"
+
+    async def settled(self, caller: Caller, name: str, append: str) -> Fate:
+        """The fate of an append once it no longer waits. Raises SessionNotFound if it is not known any more."""
+        session, look_s = self._session(caller, name, None), LOOK_S
+        while (fate := await session.fate(append)) is not None and fate.state == "appended":
+            await asyncio.sleep(look_s)
+            look_s = min(2 * look_s, LONGEST_LOOK_S)
+        if fate is None:
+            raise SessionNotFound(name)
+        return fate
+
+    async def steered_turns(self, run: str) -> list[int]:
+        """The turns of a session's run that messages went into."""
+        return await steered_turns(self._deployment, run)
 
     async def fork(
         self, caller: Caller, name: str, to: str, *, through: str | None, append: str | None, tenant: str | None = None
@@ -197,6 +313,12 @@ class SessionDoor:
 def _hold(session: Session, append: str) -> str:
     """The name under which a budget holds what an append may cost; that of no run."""
     return f"append {session_ref(session.tenant, session.name)} {append}"
+
+
+def _parted(messages: list[Message]) -> tuple[list[Message], list[Message]]:
+    """A conversation as its history and what is new: all that follows the model's last message, or that itself."""
+    new = next((n for n, message in enumerate(reversed(messages)) if message.role == "assistant"), len(messages)) or 1
+    return messages[:-new], messages[-new:]
 
 
 def _own(metadata: object) -> dict[str, object]:

@@ -75,6 +75,31 @@ const stories = {
     const answered = await fetch(`${url}/runs/${runId}`, { method: "DELETE" });
     return { ...(await told), status: answered.status };
   },
+  async queued() {
+    const one = agent();
+    const told = run(one, "slow");
+    await until(() => answer(one.messages));
+    const other = new HttpAgent({ url, threadId: one.threadId, initialMessages: [{ id: "u2", role: "user", content: "And now?" }] });
+    const second = run(other, "counting");
+    return { first: await told, second: await second };
+  },
+  async steered() {
+    const props = { tokenbus: { tools: ["weather"] } };
+    const one = agent();
+    const told = run(one, "steerable", { props });
+    await until(() => answer(one.messages));
+    const other = new HttpAgent({ url, threadId: one.threadId, initialMessages: [{ id: "u2", role: "user", content: "In Celsius." }] });
+    const second = run(other, "steerable", { props: { ...props, whenBusy: "steer" } });
+    return { first: await told, second: await second };
+  },
+  async edited() {
+    const one = agent();
+    await run(one, "counting");
+    one.addMessage({ id: "u2", role: "user", content: "And now?" });
+    const twice = await run(one, "counting");
+    one.setMessages([{ id: "u3", role: "user", content: "Something else" }]);
+    return { twice: twice.text, again: (await run(one, "counting")).text };
+  },
   async joined() {
     const runId = `run ${crypto.randomUUID()}`;
     const one = agent();

@@ -54,5 +54,39 @@ const resumed = await rest(second);
 const third = await begin("react-3");
 await third.screen.chat.stop();
 const stopped = await rest(third);
-console.log(JSON.stringify({ sent, left, resumed, stopped }));
+
+const told = (page) =>
+  page.screen.chat.messages.map(({ role, parts }) => [role, parts.filter((part) => part.type === "text").map((part) => part.text).join("")]);
+const answers = (page) => told(page).filter(([role]) => role === "assistant");
+const say = (page, text, body) => void page.screen.chat.sendMessage({ text }, { body });
+const lines = async (page, count) => {
+  await until(() => page.status() === "ready" && answers(page).length === count && answers(page)[count - 1][1]);
+  return told(page);
+};
+
+// What is said while the model speaks waits, and both answers are whole.
+const queueing = await begin("react-4");
+say(queueing, "And now?", { whenBusy: "enqueue", model: "anthropic/counting" });
+const queued = await lines(queueing, 2);
+// It goes into the open answer: after the tool, before the model's next words.
+const steering = open("react-5");
+await until(() => steering.screen.chat?.status === "ready");
+const steerable = { model: "anthropic/steerable", tools: ["weather"] };
+say(steering, "Hello", steerable);
+await until(() => steering.shown());
+say(steering, "In Celsius.", { ...steerable, whenBusy: "steer" });
+const steered = await lines(steering, 2);
+// On another device: it waits for the first one's answer; its page is closed, and the next one has its answer.
+const here = await begin("react-6");
+const there = open("react-6");
+await until(() => there.screen.chat && there.shown());
+say(there, "And now?", { whenBusy: "enqueue", model: "anthropic/counting" });
+await until(() => there.screen.chat.messages.some(({ role, parts }) => role === "user" && parts[0].text === "And now?"));
+await new Promise((done) => setTimeout(done, 300)); // until the request is under way
+const seen = structuredClone(there.screen.chat.messages);
+there.close();
+const back = open("react-6", seen.filter(({ role }) => role === "user"));
+await until(() => back.screen.chat && answers(back).some(([, text]) => text === "3"));
+const elsewhere = { here: (await rest(here)).text, back: answers(back).at(-1)[1] };
+console.log(JSON.stringify({ queued, steered, elsewhere, sent, left, resumed, stopped }));
 process.exit(0);

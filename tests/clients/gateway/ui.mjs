@@ -165,6 +165,16 @@ const stories = {
     if (over !== "socket") stop = await (await fetch(`${base}/api/chat/${id}/stop`, { method: "POST" })).json();
     return { ...told(chat), stop };
   },
+  async rewritten() {
+    const chat = await say({ model: "anthropic/counting" });
+    await chat.sendMessage({ text: "And now?" });
+    const twice = text(chat);
+    await chat.regenerate();
+    const again = text(chat);
+    const first = chat.messages[0].id;
+    await chat.sendMessage({ text: "Something else", messageId: first });
+    return { ...told(chat), twice, again };
+  },
   async superseded() {
     const id = crypto.randomUUID();
     const first = new Chat({ id, transport: transport({ model: "anthropic/stalled" }) });

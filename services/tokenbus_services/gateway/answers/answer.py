@@ -56,6 +56,7 @@ class AnswerTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 class RunOfAnswer(msgspec.Struct, frozen=True, kw_only=True):
     run: str
+    """Empty if it is not known yet."""
     events: AsyncGenerator[PublicEvent]
     refusal: Callable[[Problem], Answer]
     """Writes a problem before the first byte."""
@@ -76,7 +77,7 @@ class RunAnswer(ABC):
         self.run = how.run
         self.use = how.use
         self._how = how
-        self._headers = {"x-tokenbus-run": how.run, **how.headers}
+        self._headers = {**({"x-tokenbus-run": how.run} if how.run else {}), **how.headers}
         self._times = how.times
         self._head_sent = False
         self._scope: MutableMapping[str, Any] = {}

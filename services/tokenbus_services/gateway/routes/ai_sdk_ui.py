@@ -1,11 +1,13 @@
 """Routes of `useChat`: a chat's request, its resume after a reload, its stop, and the WebSocket of all three.
 
-A chat has one open run. A second request for the same chat wins: the earlier run is cancelled, because its client has
-stopped listening, and over HTTP `stop()` of the AI SDK sends the server nothing.
+A chat is a session, so it has one open run. By default a second request for the same chat interrupts that run, because
+its client has stopped listening, and over HTTP `stop()` of the AI SDK sends the server nothing. `whenBusy` of the body
+says otherwise.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,7 +19,7 @@ from starlette.websockets import WebSocket
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.http_request import headers_in
 from tokenbus_services.gateway.routes.chats import STOPPED, Chats
-from tokenbus_services.gateway.routes.session_routes import rejoined, surface_routes
+from tokenbus_services.gateway.routes.session_routes import surface_routes
 from tokenbus_services.gateway.routes.sockets.chat_socket import ChatSocket
 from tokenbus_services.gateway.surfaces.contract import GatewayRequest
 
@@ -40,28 +42,24 @@ class _ChatApi:
         self._gateway = chats.gateway
 
     async def post(self, request: Request) -> Any:
-        gateway, surface = self._gateway, self.chats.surface
-        caller = await gateway.caller(request, surface)
-        asked = await gateway.read(request)
-        opened, translated = await self.chats.begin(caller, asked)
-        return gateway.answer(opened, surface, asked, translated)
+        caller = await self._gateway.caller(request, self.chats.surface)
+        asked = await self._gateway.read(request)
+        answer, cancels = await self.chats.begin(caller, asked)
+        return answer.streamed(partial(self.chats.encoder, asked, answer), cancels=cancels)
 
     async def resume(self, request: Request) -> Any:
-        gateway, surface = self._gateway, self.chats.surface
-        caller = await gateway.caller(request, surface)
-        run = await self.chats.open_run(caller, request.path_params["chat"])
-        note = await self.chats.note(caller, run) if run else None
-        if run is None or note is None:
+        caller = await self._gateway.caller(request, self.chats.surface)
+        answer = await self.chats.open_answer(caller, request.path_params["chat"])
+        if answer is None:
             return Response(status_code=204)
         asked = GatewayRequest(body=b"", headers=headers_in(request), query=dict(request.query_params))
-        return rejoined(gateway, surface, run, lambda first: surface.encoder(asked, note, run))
+        return answer.streamed(partial(self.chats.encoder, asked, answer), early=False)
 
     async def stop(self, request: Request) -> Response:
         caller = await self._gateway.caller(request, self.chats.surface)
-        run = await self.chats.open_run(caller, request.path_params["chat"])
-        if run is not None:
-            await self._gateway.runs.cancel(run, STOPPED)
-        return Response(msgspec.json.encode({"stopped": run is not None}), media_type="application/json")
+        answer = await self.chats.open_answer(caller, request.path_params["chat"])
+        stopped = answer is not None and await answer.stop(STOPPED)
+        return Response(msgspec.json.encode({"stopped": stopped}), media_type="application/json")
 
     async def socket(self, websocket: WebSocket) -> None:
         """Serve a connection of `WebSocketChatTransport`."""

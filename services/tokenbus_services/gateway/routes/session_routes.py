@@ -1,4 +1,4 @@
-"""What routes share that let a client come back: a table of them, a run under the client's own name, and its rejoin."""
+"""What routes share that let a client come back: a table of them, and the rejoin of a run."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ from starlette.routing import BaseRoute, Route
 
 from tokenbus.events.public import PublicEvent
 from tokenbus_services.gateway.answers.answer import RunOfAnswer, StreamedAnswer, WholeRunAnswer
-from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway, Handler
-from tokenbus_services.gateway.runs import GatewayRun
-from tokenbus_services.gateway.sessions import Session, Sessions
-from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayRequest, Translated, WholeAnswer
+from tokenbus_services.gateway.surfaces.contract import Encoder, WholeAnswer
 from tokenbus_services.gateway.surfaces.surface import Surface
 
 
@@ -22,32 +19,6 @@ def surface_routes(gateway: Gateway, surface: Surface, served: Iterable[tuple[st
         Route(path, gateway.guarded(surface.name, surface.refusal, handle), methods=[method])
         for path, handle, method in served
     ]
-
-
-async def publish_named(
-    gateway: Gateway,
-    surface: Surface,
-    caller: Caller,
-    asked: GatewayRequest,
-    translated: Translated,
-    *,
-    sessions: Sessions,
-    name: str,
-    body: bytes = b"",
-) -> tuple[GatewayRun, Session | None]:
-    """Publish a request, and store its run under the client's ``name``; also returns the session that had the name.
-
-    If it cannot be stored, the run counts as left by its client, because no client could join it. Raises as
-    `GatewayRuns.publish` and `Sessions.put` do.
-    """
-    opened = await gateway.runs.publish(caller, surface, asked, translated)
-    try:
-        earlier = await sessions.put(caller.tenant, name, Session(opened.id, body))
-    except BaseException:
-        gateway.runs.client_gone(opened)
-        gateway.runs.leave(opened)
-        raise
-    return opened, earlier
 
 
 def rejoined(

@@ -16,13 +16,14 @@ import msgspec
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts import sessions as scripts
 from tokenbus.bus.server.run_scripts import run_script
-from tokenbus.bus.server.server import Server
+from tokenbus.bus.server.server import Server, translated
 from tokenbus.bus.server.stream_reader import Entry
 from tokenbus.client.decode import is_end, public_event
+from tokenbus.client.deployment import Deployment
 from tokenbus.client.response import Response, ResponseBuilder
 from tokenbus.events.requests import Message
 from tokenbus.events.run_messages import CARRIED, messages_of
-from tokenbus.events.sessions import SessionRun
+from tokenbus.events.sessions import SessionRun, session_run
 
 AT_ONCE = 32
 """Runs whose pieces are read with one command."""
@@ -138,6 +139,17 @@ async def history_before(
         return history(begins_at, whole=False)
     newest_first.append(before)
     return history()
+
+
+async def steered_turns(deployment: Deployment, run: str) -> list[int]:
+    """The turns of a session's run that messages went into. Raises ServerUnavailable."""
+    of = session_run(run)
+    if of is None:
+        return []
+    keys = await deployment.keys_of(of.ref)
+    with translated(deployment.server):
+        found: bytes | None = await deployment.server.client.hget(keys.of_session(of.ref)[3], f"steer:{of.number}")
+    return [turn for turn, _ in _steers.decode(found or b"[]")]
 
 
 def _decoded(piece: bytes | None) -> list[Message]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
+from functools import partial
 
 import msgspec
 import structlog
@@ -27,7 +28,8 @@ from tokenbus_services.gateway.keys.access import key_in
 from tokenbus_services.gateway.problem import Problem, Refusal, defect, of_exception
 from tokenbus_services.gateway.routes.chats import STOPPED, Chats
 from tokenbus_services.gateway.routes.sockets import handshake
-from tokenbus_services.gateway.runs import GatewayRun
+from tokenbus_services.gateway.runs import GONE
+from tokenbus_services.gateway.session_answers import SessionAnswer
 from tokenbus_services.gateway.surfaces.ai_sdk_ui import frames
 from tokenbus_services.gateway.surfaces.ai_sdk_ui.frames import Abort, ChunkFrames, Resume, Send
 from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayRequest
@@ -65,8 +67,8 @@ class ChatSocket:
         self._sending = asyncio.Lock()
         self._open: dict[str, asyncio.Task[None]] = {}
         """Requests that are being answered, by the client's id."""
-        self._runs: dict[str, str] = {}
-        """Their runs."""
+        self._answers: dict[str, SessionAnswer] = {}
+        """What they are answered with."""
         self._aborted: set[str] = set()
         """Those that the client stopped."""
         self._known = asyncio.Event()
@@ -169,8 +171,8 @@ class ChatSocket:
         """Cancel the run of a request. What is still sent for it the client ignores."""
         if request in self._open:
             self._aborted.add(request)
-        if run := self._runs.get(request):
-            self._gateway.runs.cancel_later(run, STOPPED)
+        if answer := self._answers.get(request):
+            answer.stop_later(STOPPED)
 
     async def _answer(self, waiting: _Waiting) -> None:
         request = waiting.frame.request_id
@@ -204,47 +206,47 @@ class ChatSocket:
             finally:
                 waiting.held.release()
                 self._open.pop(request, None)
-                self._runs.pop(request, None)
+                self._answers.pop(request, None)
                 self._aborted.discard(request)
 
     async def _send(self, waiting: _Waiting, caller: Caller, asked: GatewayRequest, audit: FrameAudit) -> None:
-        gateway, surface, request = self._gateway, self._chats.surface, waiting.frame.request_id
-        opened, cancels = await self._publish(waiting, caller, asked)
-        run, ended = opened.id, False
-        audit.use = use = AuditedRun(run=run, model=opened.note.model, span=opened.span)
-        self._runs[request] = run
-        if request in self._aborted:  # while it was published
-            gateway.runs.cancel_later(run, STOPPED)
+        request = waiting.frame.request_id
+        answer, cancels = await self._say(waiting, caller, asked)
+        ended = False
+        if request in self._aborted:  # while it was said
+            answer.stop_later(STOPPED)
         try:
-            events = use.watched(gateway.runs.follow(run, new=not opened.joined))
-            await self._stream(request, events, lambda first: surface.encoder(asked, opened.note_for(first), run))
+            await self._answered(request, answer, asked, audit)
             ended = True
         finally:
             if not ended and cancels:
-                gateway.runs.client_gone(opened)
-            gateway.runs.leave(opened)
+                answer.stop_later(GONE)
+            answer.left()
 
-    async def _publish(self, waiting: _Waiting, caller: Caller, asked: GatewayRequest) -> tuple[GatewayRun, bool]:
-        """The run of a frame, whose content is dropped then, and whether it ends with its client."""
+    async def _say(self, waiting: _Waiting, caller: Caller, asked: GatewayRequest) -> tuple[SessionAnswer, bool]:
+        """What a frame says, which is dropped then, and whether its answer ends with its client."""
         frame, waiting.frame = waiting.frame, Resume(request_id=waiting.frame.request_id, id=waiting.frame.id)
         assert isinstance(frame, Send)
-        opened, translated = await self._chats.begin(caller, frame.asked(asked.headers, asked.query))
+        begun = await self._chats.begin(caller, frame.asked(asked.headers, asked.query))
         waiting.held.release()
-        return opened, translated.on_disconnect == "cancel"
+        return begun
 
     async def _resume(self, frame: Resume, caller: Caller, asked: GatewayRequest, audit: FrameAudit) -> None:
-        surface = self._chats.surface
-        run = await self._chats.open_run(caller, frame.id)
-        note = await self._chats.note(caller, run) if run else None
-        if run is None or note is None:
+        answer = await self._chats.open_answer(caller, frame.id)
+        if answer is None:
             audit.status = 204
             await self._tell(frames.frame("no-active", frame.request_id))
             return
-        self._runs[frame.request_id] = run
-        audit.use = use = AuditedRun(run=run, model=note.model)
-        events = use.watched(self._gateway.runs.follow(run))
         after = -1 if frame.last_sequence is None else frame.last_sequence
-        await self._stream(frame.request_id, events, lambda first: surface.encoder(asked, note, run), after=after)
+        await self._answered(frame.request_id, answer, asked, audit, after=after)
+
+    async def _answered(
+        self, request: str, answer: SessionAnswer, asked: GatewayRequest, audit: FrameAudit, *, after: int = -1
+    ) -> None:
+        self._answers[request] = answer
+        audit.use = use = AuditedRun(run=answer.run, model=answer.note.model)
+        encoder = partial(self._chats.encoder, asked, answer)
+        await self._stream(request, use.watched(answer.events()), encoder, after=after)
 
     async def _stream(
         self,

@@ -6,7 +6,7 @@ Model and options of the bus are in `forwardedProps`. `state` belongs to the cli
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -25,6 +25,7 @@ from tokenbus.events.requests import (
     ToolCallPart,
     ToolResultPart,
     UrlSource,
+    WhenBusy,
 )
 from tokenbus_services.gateway.problem import invalid, unsupported
 from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Translated, TranslationRules
@@ -41,6 +42,9 @@ class AgUiEcho(Echo, frozen=True, kw_only=True, omit_defaults=True):
     thread: str = ""
     run: str = ""
     """The client's own id of its run."""
+    when_busy: WhenBusy = "enqueue"
+    answered: str = ""
+    """The id of the model's last message that the client has."""
 
 
 def read(asked: GatewayRequest, rules: TranslationRules, body: Fields) -> Translated:
@@ -50,6 +54,7 @@ def read(asked: GatewayRequest, rules: TranslationRules, body: Fields) -> Transl
     for name in ("protocolVersion", "parentRunId"):
         body.text(name)
     body.take("state")
+    # The answers to the interrupts of a run that waits (issue 33) come here.
     body.only("resume", [], why="has no effect: no run of the bus waits for an answer")
     context = list(_context(body))
     props = body.fields("forwardedProps") or Fields({}, "forwardedProps", body.reading)
@@ -71,7 +76,9 @@ def read(asked: GatewayRequest, rules: TranslationRules, body: Fields) -> Transl
         "top_p": props.share("topP"),
         "max_tokens": props.whole("maxTokens", 1),
     }
-    echoed = {"thread": thread, "run": run}
+    echoed: Json = {"thread": thread, "run": run, "answered": _answered(body.value["messages"])}
+    if when_busy := props.one_of("whenBusy", get_args(WhenBusy)):
+        echoed["when_busy"] = when_busy
     return ask.translated(fields, tools=tools, echo=AgUiEcho, echoed=echoed, on_disconnect="continue")
 
 
@@ -81,6 +88,11 @@ def run_id(body: Fields) -> str:
     if not 0 < len(run) <= 256:
         raise invalid("runId", "must have 1 to 256 characters")
     return run
+
+
+def _answered(messages: list[Json]) -> str:
+    ids = [str(message.get("id") or "") for message in messages if message.get("role") == "assistant"]
+    return ids[-1] if ids else ""
 
 
 def _context(body: Fields) -> Any:

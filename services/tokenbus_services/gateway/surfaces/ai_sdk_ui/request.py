@@ -6,7 +6,7 @@ from typing import Any, cast, get_args
 
 import msgspec
 
-from tokenbus.events.requests import Effort, Tool, ToolChoice
+from tokenbus.events.requests import Effort, Tool, ToolChoice, WhenBusy
 from tokenbus_services.gateway.problem import invalid, unsupported
 from tokenbus_services.gateway.surfaces.ai_sdk_ui.history import messages_of
 from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Translated, TranslationRules
@@ -32,6 +32,9 @@ class UiEcho(Echo, frozen=True, kw_only=True, omit_defaults=True):
     """Tools that the bus runs."""
     message_id: str | None = None
     """Of the assistant's message that the answer continues."""
+    when_busy: WhenBusy = "interrupt"
+    rewrites: bool = False
+    """The client wants another answer, or has changed what it said: its messages are the history."""
 
 
 def read(asked: GatewayRequest, rules: TranslationRules, body: Fields) -> Translated:
@@ -39,8 +42,8 @@ def read(asked: GatewayRequest, rules: TranslationRules, body: Fields) -> Transl
     chat = body.needed("id", body.text("id"))
     if not 0 < len(chat) <= MAX_ID_CHARS:
         raise invalid("id", f"must have 1 to {MAX_ID_CHARS} characters")
-    body.one_of("trigger", ("submit-message", "regenerate-message"))
-    body.text("messageId")  # the client has already removed the message that it wants anew
+    trigger, message = body.one_of("trigger", ("submit-message", "regenerate-message")), body.text("messageId")
+    when_busy = body.one_of("whenBusy", get_args(WhenBusy))
     ui = version(asked)
     model = body.text("model") or asked.query.get("model") or DEFAULT_MODEL
     # Only clients with ?ui=7 know how to void text that was shown.
@@ -66,8 +69,13 @@ def read(asked: GatewayRequest, rules: TranslationRules, body: Fields) -> Transl
     metadata = body.json("metadata")
     fields["metadata"] = None if metadata is None else {"client": metadata}
     tools = _tools(ask, rules)
+    last = cast("Json", values[-1])
+    # Of a message that is edited the client names the id, and has cut what followed it.
+    edits = message is not None and last.get("role") == "user" and last.get("id") == message
     echoed: Json = {
         "chat": chat,
+        "when_busy": when_busy or "interrupt",
+        "rewrites": trigger == "regenerate-message" or edits,
         "ui": ui,
         "named": [tool.name for tool in ask.bus_tools],
         "message_id": _continued(cast("list[Any]", values)),
