@@ -55,7 +55,7 @@ OWNERS: tuple[Kind, ...] = ("normalizer", "parser", "policy")
 """They work on partitions that they own. So do pipelines, but a round has more of them than there are partitions."""
 ROUNDS = 3
 """Number of rounds for a test's faults. In each round some workers of every kind fail and others work."""
-OPEN = 12
+OPEN = 6
 """Runs that are under way at any time."""
 ENDED_S = 60.0
 """By then every run that was open at the fault has ended: the aim is 10 s on a machine with nothing else to do."""
