@@ -19,7 +19,9 @@ from tests.fork_server import Forked
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 
-Kind = Literal["fetcher", "normalizer", "parser", "pipeline", "tools", "blobs", "recorder", "policy", "gateway"]
+Kind = Literal[
+    "fetcher", "normalizer", "parser", "pipeline", "tools", "blobs", "recorder", "webhooks", "policy", "gateway"
+]
 SEPARATE: tuple[Kind, ...] = ("fetcher", "normalizer", "parser")
 CHAINED: tuple[Kind, ...] = ("pipeline",)
 PIPELINE = CHAINED if os.environ.get("TESTS_CHAINED") else SEPARATE

@@ -8,7 +8,9 @@ from typing import Literal, get_args
 from tokenbus_services.net.request_guard import PAGES, AsgiApp, RequestGuard
 from tokenbus_services.settings import Settings
 
-ServiceName = Literal["fetcher", "normalizer", "parser", "pipeline", "tools", "blobs", "recorder", "policy", "gateway"]
+ServiceName = Literal[
+    "fetcher", "normalizer", "parser", "pipeline", "tools", "blobs", "recorder", "webhooks", "policy", "gateway"
+]
 SERVICES: tuple[ServiceName, ...] = get_args(ServiceName)
 CHAINED: frozenset[ServiceName] = frozenset(("fetcher", "normalizer", "parser"))
 """The services that one pipeline worker contains."""
@@ -24,7 +26,7 @@ STOP_ORDER: tuple[tuple[ServiceName, ...], ...] = (
     ("normalizer",),
     ("policy",),
     ("parser",),
-    ("recorder",),
+    ("recorder", "webhooks"),
     ("blobs",),
 )
 """What stops together, and in which order: doors and fetchers take nothing new and finish what streams, while the
@@ -40,6 +42,7 @@ def services_of(settings: Settings, *, mock: bool = False) -> list[ServiceName]:
     chained = settings.stages.chained
     idle: dict[ServiceName, bool] = {
         "recorder": settings.records is None,
+        "webhooks": not settings.webhooks,
         "policy": not settings.policies,
         "gateway": settings.gateway is None,
         "pipeline": not chained,

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from tokenbus.bus.keys import Keys, PublicTopic
 from tokenbus.bus.server.server import Server, translated
-from tokenbus.bus.topology import INTAKE, POLICY, RECORDER
+from tokenbus.bus.topology import INTAKE, POLICY, RECORDER, WEBHOOKS
 from tokenbus.errors import ServerUnavailable
 from tokenbus_services.cli import connect as reaching
 from tokenbus_services.cli.inspect import Trouble, TroubleObserver
@@ -40,12 +40,15 @@ async def top(*, every_s: float, once: bool, as_json: bool) -> None:
     On a terminal it keeps running if the server goes away. Raises ServerUnavailable, and other refusals of the server.
     """
     async with reaching.deployment() as (settings, server, keys):
+        meant = settings.further_queues
         reader = DeploymentReader(
             server,
             keys,
             added=True,
             topic=_counted(settings),
-            recorded=bool(settings.records) or await _has_workers(server, keys, RECORDER[0]),
+            further=[
+                each for each in (RECORDER, WEBHOOKS) if each in meant or await _has_workers(server, keys, each[0])
+            ],
             judged=bool(settings.policies) or await _has_workers(server, keys, POLICY[0]),
         )
         blobs = settings.blobs
@@ -231,6 +234,7 @@ def _coming(look: Sample, queue: str) -> str:
         "fetcher": look.rates.attempts,
         "tools": look.rates.tool_calls,
         "recorder": look.rates.records,
+        "webhooks": look.rates.notices,
     }
     return per_second(rates[queue])
 
@@ -247,6 +251,8 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     tool_calls: float | None
     records: float | None = None
     """Entries for the recorder; None also if nothing is recorded."""
+    notices: float | None = None
+    """Ends of runs of which webhooks are told; None also if there are none."""
     chunks: float | None
     stage_bytes: dict[str, float | None]
     """By stage: bytes of frames processed."""
@@ -320,6 +326,7 @@ def rates(before: DeploymentSnapshot, now: DeploymentSnapshot) -> Rates:
         attempts=_rate(before, now, lambda s: _added(s, "fetcher")),
         tool_calls=_rate(before, now, lambda s: _added(s, "tools")),
         records=_rate(before, now, lambda s: _added(s, RECORDER[0])),
+        notices=_rate(before, now, lambda s: _added(s, WEBHOOKS[0])),
         chunks=_rate(before, now, lambda s: s.chunks),
         stage_bytes={stage.name: _rate(before, now, lambda s, name=stage.name: _done(s, name)) for stage in now.stages},
     )

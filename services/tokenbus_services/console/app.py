@@ -42,8 +42,8 @@ def create(settings: Settings, gateway: Gateway, directory: KeyDirectory | None)
     logins = StoredLogins(gateway.runs.server, gateway.runs.keys)
     desk = Desk(gateway, ConsoleSessions(table, signer, logins, directory))
     costs = Costs(settings)
-    judged, recorded = bool(settings.policies), settings.records is not None
-    sampler = Sampler(gateway.runs.server, gateway.runs.keys, costs, judged=judged, recorded=recorded)
+    judged, further = bool(settings.policies), settings.further_queues
+    sampler = Sampler(gateway.runs.server, gateway.runs.keys, costs, judged=judged, further=further)
     handlers: Any = {HTTPException: _no_route, Exception: _defect}
     app = Starlette(
         routes=[

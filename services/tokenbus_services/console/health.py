@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
+from tokenbus.bus.topology import Queue
 from tokenbus_services.runtime.deployment_snapshot import DeploymentReader
 
 
@@ -76,9 +79,9 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 class HealthReader:
     """Reads what the server knows of the deployment."""
 
-    def __init__(self, server: Server, keys: Keys, *, judged: bool, recorded: bool) -> None:
-        """``judged``: whether the deployment has policies. ``recorded``: whether it records runs."""
-        self._deployment = DeploymentReader(server, keys, judged=judged, recorded=recorded)
+    def __init__(self, server: Server, keys: Keys, *, judged: bool, further: Sequence[Queue]) -> None:
+        """``judged``: whether the deployment has policies. ``further``: as `DeploymentReader` has it."""
+        self._deployment = DeploymentReader(server, keys, judged=judged, further=further)
 
     async def read(self) -> Health:
         """Raises redis-py's errors."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 import structlog
@@ -26,6 +26,7 @@ from tokenbus.bus.activity import (
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import Liveness, rest, slack, stop_task
 from tokenbus.bus.server.server import Server, translated
+from tokenbus.bus.topology import Queue
 from tokenbus.errors import TokenbusError
 from tokenbus_services.console.health import Health, HealthReader, ProviderHealth
 from tokenbus_services.console.runs.run_table import PageView, RunTable
@@ -73,16 +74,16 @@ class Sampler:
         costs: Costs,
         *,
         judged: bool,
-        recorded: bool,
+        further: Sequence[Queue],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``judged``: whether the deployment has policies. ``recorded``: whether it records runs."""
+        """``judged``: whether the deployment has policies. ``further``: as `DeploymentReader` has it."""
         self._server = server
         self._keys = keys
         self._runs = RunTable(server, keys, costs, clock=clock)
         self._clock = clock
         self._pages: set[WatchingPage] = set()
-        self._health = HealthReader(server, keys, judged=judged, recorded=recorded)
+        self._health = HealthReader(server, keys, judged=judged, further=further)
         self._hour = LastHour(server, keys)
         self._health_at = 0.0
         self._task: asyncio.Task[None] | None = None

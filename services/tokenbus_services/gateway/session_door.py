@@ -46,7 +46,7 @@ _OWN_FIELDS = ("type", "id", "messages", "metadata", "traceparent")
 LOOK_S, LONGEST_LOOK_S = 0.01, 0.1
 FREE_S = 30.0
 """How long a message that rewrites the history waits for the end of the run that it interrupts."""
-_FORCED = ("policies", "record", "deadline_s", "max_tokens")
+_FORCED = ("policies", "webhooks", "record", "deadline_s", "max_tokens")
 """What a key may force."""
 
 

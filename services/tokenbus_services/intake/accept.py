@@ -257,6 +257,9 @@ class Intake:
             raise RequestInvalid("provider", str(e)) from None
         if request.record and self._settings.records is None:
             raise RequestInvalid("record", "this deployment records nothing: its settings have no [records]")
+        for i, name in enumerate(request.webhooks):
+            if name not in self._settings.webhooks:
+                raise RequestInvalid(f"webhooks[{i}]", f"there is no webhook {name!r} here")
         request = await self._tools.complete(self._with_true_names(request))
         check_tools(request.tools)
         check_output(request.output_schema)

@@ -70,6 +70,7 @@ class RunCreation:
         self._keys: Keys = settings.keys
         self._server = server
         self._tracer = tracer
+        self._told_of_every_run = [name for name, webhook in settings.webhooks.items() if webhook.every_run]
         limits, retry = settings.limits, settings.retry
         self._rules = RunLimits(
             max_attempts=retry.max_attempts,
@@ -157,6 +158,7 @@ class RunCreation:
             traceparent=request.traceparent or "",
             commentary=request.commentary == "visible",
             deadline_after_ms=round(request.deadline_s * 1000) if request.deadline_s else 0,
+            webhooks=tuple(dict.fromkeys([*request.webhooks, *self._told_of_every_run])),
         )
         fields: list[scripts.Arg] = [REQUEST, msgspec.json.encode(request)]
         fields += [PROVIDER, request.provider, MODEL, request.model]
@@ -208,7 +210,8 @@ class RunCreation:
         now = self._server.clock.now_ms()
         tenant = item.fields.get(TENANT_FIELD.encode(), b"").decode(errors="replace").strip()[:MAX_TENANT_CHARS]
         fields: list[scripts.Arg] = [TENANT, tenant] if tenant else []
-        frame = EventFrame(0, CONTROL_ATTEMPT, now, [Rejected(error, tenant=tenant)])
+        rejected = Rejected(error, tenant=tenant, webhooks=tuple(self._told_of_every_run))
+        frame = EventFrame(0, CONTROL_ATTEMPT, now, [rejected])
         return self._call(run, frame, b"", fields, tenant)
 
 

@@ -46,6 +46,7 @@ from tokenbus.events.decisions import Decided
 from tokenbus.events.decisions import decoder as decided_decoder
 from tokenbus.events.decisions import encode as encode_decided
 from tokenbus.events.frames import ANY_FRAME, Control, Drafts, Lost, RawFrame, encode
+from tokenbus.events.notices import MOST_METADATA_BYTES, Notice, encode_notice
 from tokenbus.events.public import Incomplete, RunFailedEvent, TerminalEvent
 from tokenbus.events.sessions import SessionRun, session_run
 
@@ -60,6 +61,7 @@ class EffectWriter:
         self._raw = keys.topic(partition, "raw")
         self._control = keys.topic(partition, "control")
         self._records = keys.topic(partition, "records")
+        self._notices = keys.topic(partition, "notices")
         self._normalizer_lease = keys.lease(partition, "normalizer")
         self._drafts = keys.topic(partition, "drafts")
         self._policy_lease = keys.lease(partition, "policy")
@@ -113,29 +115,36 @@ class EffectWriter:
             case ReleaseFromPolicies():
                 commit.put(run_key, BYPASSED, 1)
             case EndRun(status):
-                self._close_attempt(s.run, s.turn, s.attempt, f"the run is {status}", commit)
-                commit.put(run_key, STATUS, status, RESULT, last, *_summary(s, end))
-                self._list_ended(s, commit)
-                of_session = session_run(s.run)
-                self._lifetimes.end(commit, run_key, log, of_session=of_session is not None)
-                if of_session:
-                    self._end_in_session(s, of_session, status, commit)
-                if s.accepted.record:
-                    self._lifetimes.end(commit, self._keys.tape(s.run))
-                    commit.append(self._records, [s.run, status])
+                self._end(s, status, last, end, commit)
             case ForgetRun():
                 self._lifetimes.end(commit, run_key, log, self._keys.tape(s.run))  # so that none stays forever
 
+    def _end(self, s: RunState, status: EndStatus, last: bytes, end: TerminalEvent | None, commit: Commit) -> None:
+        run_key, log = self._keys.run(s.run), self._keys.log(s.run)
+        self._close_attempt(s.run, s.turn, s.attempt, f"the run is {status}", commit)
+        commit.put(run_key, STATUS, status, RESULT, last, *_summary(s, end))
+        self._list_ended(s, commit)
+        of_session = session_run(s.run)
+        self._lifetimes.end(commit, run_key, log, of_session=of_session is not None)
+        if of_session:
+            self._end_in_session(s, of_session, status, commit)
+        if s.accepted.record:
+            self._lifetimes.end(commit, self._keys.tape(s.run))
+            commit.append(self._records, [s.run, status])
+        if s.accepted.webhooks and end:
+            commit.append(self._notices, [s.run, encode_notice(_notice(s, end))])
+
     def repeat(self, lost: Commit, runs: Collection[str], commit: Commit) -> None:
-        """Repeat drafts, decisions and records. Turns and tool calls are not given out again: the runs end."""
+        """Repeat drafts, decisions, records and notices. Turns and tool calls are not given out again: the runs end."""
         for entry in lost.appended(self._drafts):
             for name, data in entry.items():
                 if name.decode() in runs:
                     self._draft(name.decode(), data, commit)
-        for entry in lost.appended(self._records):
-            for name, data in entry.items():
-                if name.decode() in runs:
-                    commit.append(self._records, [name.decode(), data])
+        for stream in (self._records, self._notices):
+            for entry in lost.appended(stream):
+                for name, data in entry.items():
+                    if name.decode() in runs:
+                        commit.append(stream, [name.decode(), data])
         for data in lost.published_to_topic(self._decisions):
             if decided_decoder.decode(data).run in runs:
                 commit.publish_to_topic(self._decisions, data)
@@ -195,6 +204,19 @@ class EffectWriter:
         closed = encode(Control(run, "closed", attempt))
         places = (self._raw, self._normalizer_lease, self._control)
         commit.close_attempt(self._keys.run(run), attempt, *places, run=run, lost=lost, control_frame=closed)
+
+
+def _notice(s: RunState, end: TerminalEvent) -> Notice:
+    fields: dict[str, object] = msgspec.to_builtins(end)
+    data = {name: value for name, value in fields.items() if name not in ("type", "provider_extra")}
+    metadata = s.accepted.metadata
+    if tenant := tenant_of(metadata):
+        data["tenant"] = tenant
+    if of_session := session_run(s.run):
+        data["session"] = of_session.ref
+    if metadata and len(msgspec.json.encode(metadata)) <= MOST_METADATA_BYTES:
+        data["metadata"] = metadata
+    return Notice(s.accepted.webhooks, f"run.{fields['type']}", end.seq, data)
 
 
 def _summary(s: RunState, end: TerminalEvent | None) -> list[Arg]:

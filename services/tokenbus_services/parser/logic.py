@@ -216,6 +216,7 @@ class ParserLogic(StageLogic):
                     rules=RunLimits(),
                     tools=[],
                     metadata={"tenant": rejected.tenant} if rejected.tenant else None,
+                    webhooks=rejected.webhooks,
                 )
                 machine = RunMachine(RunState(run, nothing, frame.at_ms, BlockTable(0, 1, 0, 0)))
             case _:

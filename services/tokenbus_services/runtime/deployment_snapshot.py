@@ -16,7 +16,7 @@ from redis.exceptions import ResponseError
 from tokenbus.bus.keys import Keys, PublicTopic, order_keys
 from tokenbus.bus.leases import LAG_FIELDS, lag_of
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.topology import ALIVE_MS, CHAINED, INTAKE, POLICY, QUEUES, RECORDER, STAGES
+from tokenbus.bus.topology import ALIVE_MS, CHAINED, INTAKE, POLICY, QUEUES, STAGES, Queue
 
 Replies: TypeAlias = Iterator[Any]
 _Queue: TypeAlias = tuple[str, list[tuple[int | None, str]]]
@@ -179,20 +179,20 @@ class DeploymentReader:
         server: Server,
         keys: Keys,
         *,
-        recorded: bool,
+        further: Sequence[Queue],
         judged: bool,
         workers: bool = True,
         added: bool = False,
         topic: PublicTopic | None = None,
     ) -> None:
-        """``recorded``: the deployment records runs. ``judged``: it has policies. ``workers``: read who is alive, what
-        they process, and lag in entries, for which a service's user needs more rights. ``added``: read what was ever
-        added to queues, and to ``topic`` as chunks.
+        """``further``: its queues besides those that each deployment has. ``judged``: it has policies. ``workers``:
+        read who is alive, what they process, and lag in entries, for which a service's user needs more rights.
+        ``added``: read what was ever added to queues, and to ``topic`` as chunks.
         """
         self._server = server
         self._keys = keys
         self._stages = (*STAGES, POLICY) if judged else STAGES
-        self._queue_topics = (*QUEUES, RECORDER) if recorded else QUEUES
+        self._queue_topics = (*QUEUES, *further)
         self._workers = workers
         self._added = added
         self._topic: PublicTopic | None = topic

@@ -16,7 +16,7 @@ from tokenbus.bus.leases import LAG_FIELDS, lag_of
 from tokenbus.bus.liveness import rest
 from tokenbus.bus.server.retry import Defects
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.topology import INTAKE, QUEUES, RECORDER
+from tokenbus.bus.topology import INTAKE, QUEUES, RECORDER, WEBHOOKS, Queue
 from tokenbus_services.runtime.deployment_snapshot import DeploymentReader, read_nodes
 from tokenbus_services.settings import Settings
 
@@ -179,7 +179,7 @@ def known_tenants(settings: Settings) -> frozenset[str]:
 # Each fetcher shows the same values: take the maximum over replicas, never the sum. So they stay true if a stage runs
 # nowhere at all, when that stage's own metrics vanish.
 
-_QUEUE_LABELS = {INTAKE: "requests", **dict((*QUEUES, RECORDER))}
+_QUEUE_LABELS = {INTAKE: "requests", **dict((*QUEUES, RECORDER, WEBHOOKS))}
 """By group: what its queue is called."""
 
 
@@ -215,11 +215,11 @@ class DeploymentGauges:
     """Owned partitions, open runs, lag, queues and dead letters of the whole deployment."""
 
     def __init__(
-        self, registry: CollectorRegistry, server: Server, keys: Keys, *, judged: bool, recorded: bool
+        self, registry: CollectorRegistry, server: Server, keys: Keys, *, judged: bool, further: Sequence[Queue]
     ) -> None:
-        """``judged``: whether the deployment has policies. ``recorded``: whether it records runs."""
+        """``judged``: whether the deployment has policies. ``further``: as `DeploymentReader` has it."""
         self._server = server
-        self._reader = DeploymentReader(server, keys, recorded=recorded, judged=judged, workers=False)
+        self._reader = DeploymentReader(server, keys, further=further, judged=judged, workers=False)
         self._partitions = Gauge(
             "tokenbus_deployment_partitions", "Partitions of the deployment.", [], registry=registry
         )

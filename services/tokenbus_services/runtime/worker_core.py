@@ -73,7 +73,7 @@ class WorkerCore:
             self.server,
             settings.keys,
             judged=bool(settings.policies),
-            recorded=settings.records is not None,
+            further=settings.further_queues,
         )
 
     async def open(self) -> ServerInfo:

@@ -38,12 +38,14 @@ from tokenbus_services.settings.tables.workers import (
     McpSettings,
     McpStdio,
     OtelSettings,
+    Outbound,
     PolicyRoute,
     PolicySettings,
     PythonTool,
     RetrySettings,
     StageSettings,
     ToolSettings,
+    WebhookSettings,
 )
 
 __all__ = [
@@ -64,6 +66,7 @@ __all__ = [
     "McpStdio",
     "MediaSettings",
     "OtelSettings",
+    "Outbound",
     "PolicyRoute",
     "PolicySettings",
     "ProviderRates",
@@ -79,6 +82,7 @@ __all__ = [
     "SurfaceName",
     "ToolSettings",
     "UploadSettings",
+    "WebhookSettings",
     "load",
     "read_file",
     "wrong_values",

@@ -16,6 +16,7 @@ from msgspec import Meta
 from tokenbus.blob_wire import URL_ENV
 from tokenbus.bus.keys import DEFAULT_PARTITIONS, DEFAULT_PREFIX, MAX_PARTITIONS, Keys
 from tokenbus.bus.server.url import url_in_env, with_password
+from tokenbus.bus.topology import RECORDER, WEBHOOKS, Queue
 from tokenbus.errors import SettingsError
 from tokenbus.events.requests import Tool
 from tokenbus_services.settings.errors import problems_of, unknown_value
@@ -31,6 +32,7 @@ from tokenbus_services.settings.tables.workers import (
     RetrySettings,
     StageSettings,
     ToolSettings,
+    WebhookSettings,
 )
 from tokenbus_services.settings.types import HttpUrl, Table
 
@@ -60,6 +62,8 @@ class Settings(Table, frozen=True, kw_only=True, dict=True):  # dict: for `keys`
     blobs: BlobSettings = BlobSettings()
     records: RecordSettings | None = None
     """None: nothing is recorded, and requests for recording are rejected."""
+    webhooks: dict[str, WebhookSettings] = {}
+    """Who is told by webhook how runs end."""
     policies: dict[str, PolicySettings] = {}
     """If there are any, the policy stage is enabled."""
     policy_routes: tuple[PolicyRoute, ...] = ()
@@ -77,6 +81,12 @@ class Settings(Table, frozen=True, kw_only=True, dict=True):  # dict: for `keys`
     def keys(self) -> Keys:
         """The key names of this deployment: one object, which follows a change of the number of partitions."""
         return Keys(self.prefix, self.partitions)
+
+    @property
+    def further_queues(self) -> tuple[Queue, ...]:
+        """The queues of this deployment besides those that each has."""
+        wanted = ((RECORDER, self.records is not None), (WEBHOOKS, bool(self.webhooks)))
+        return tuple(queue for queue, there in wanted if there)
 
     @property
     def host_names(self) -> tuple[str, ...]:
@@ -133,6 +143,11 @@ def load(env: Mapping[str, str] = os.environ) -> Settings:
     if settings.console and settings.console.enabled and settings.gateway is None:
         problem = "the gateway serves the console: add a table [gateway]; an empty one is enough"
         raise SettingsError(path or "settings", "console", problem)
+    for name, key in (settings.gateway.keys if settings.gateway else {}).items():
+        for webhook in key.webhooks:
+            if webhook not in settings.webhooks:
+                problem = unknown_value(webhook, sorted(settings.webhooks), what="webhook")
+                raise SettingsError(path or "settings", f"gateway.keys.{name}.webhooks", problem)
     for i, route in enumerate(settings.policy_routes):
         for name in route.policies:
             if name not in settings.policies:

@@ -21,6 +21,7 @@ from tokenbus.errors import SettingsError, ToolFailure
 from tokenbus_services.blobs.client import BlobLoader, loader_of
 from tokenbus_services.executor.processes import End
 from tokenbus_services.json_schema import SchemaError, compile_schema
+from tokenbus_services.net.outbound import Learn
 from tokenbus_services.redaction.redactor import LEARNED, Redaction, named_secret
 from tokenbus_services.settings import (
     DEFAULT_TOOL_TIMEOUT_S,
@@ -32,7 +33,7 @@ from tokenbus_services.settings import (
     Settings,
     ToolSettings,
 )
-from tokenbus_services.tools.http import EndpointTool, Learn
+from tokenbus_services.tools.http import EndpointTool
 from tokenbus_services.tools.progress import Deliver, Reporter
 from tokenbus_services.tools.python.executors import PythonExecutors, PythonFunctionTool
 from tokenbus_services.tools.results import Results

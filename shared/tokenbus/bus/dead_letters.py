@@ -15,6 +15,7 @@ from tokenbus.bus.scripts.dead_letters import add_rejected
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
+from tokenbus.bus.webhooks import Deliveries, Delivery
 from tokenbus.errors import CannotRetry, DeadNotFound
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,8 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     reason: str
     stage: str
-    """What failed to process it: a stage, ``intake``, ``fetcher``, ``tools``, or a group of subscribers."""
+    """What failed to process it: a stage, ``intake``, ``fetcher``, ``tools``, ``webhooks``, or a group of subscribers.
+    """
     stream: str
     entry: str
     """The entry's id in ``stream``."""
@@ -156,10 +158,15 @@ async def drop_dead_letter(server: Server, keys: Keys, entry_ids: Sequence[str])
 
 
 async def give_back(server: Server, keys: Keys, dead: StoredDeadLetter) -> str:
-    """Give an event back to the group that it failed in, and return the group's name; its handlers get it within
-    seconds. Raises CannotRetry for another entry, and redis-py's errors.
+    """Give an event back to the group that it failed in, or a delivery to its webhook, and return the group's or the
+    webhook's name; it is tried within seconds. Raises CannotRetry for another entry, and redis-py's errors.
     """
     e = dead.entry
+    if receiver := keys.webhook_of(e.stream):
+        seconds, microseconds = await server.client.time()
+        now_ms = seconds * 1000 + microseconds // 1000
+        await Deliveries(server, keys, receiver).add(Delivery(e.entry, e.run or "", now_ms, e.bytes))
+        return receiver
     partition = partition_in(e.stream)
     if e.group is None or partition is None:
         raise CannotRetry(dead.id, "no group of subscribers had it")

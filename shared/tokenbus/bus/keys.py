@@ -13,7 +13,7 @@ DEFAULT_PREFIX = "tokenbus"
 DEFAULT_PARTITIONS = 8
 MAX_PARTITIONS = 4096
 
-InternalTopic = Literal["turns", "raw", "events", "drafts", "tools", "control", "records"]
+InternalTopic = Literal["turns", "raw", "events", "drafts", "tools", "control", "records", "notices"]
 PublicTopic = Literal["visible", "chunks", "blocks", "runs"]
 RecordTopic = Literal["decisions"]
 """Topics for monitoring; their events are in no run's log."""
@@ -177,6 +177,21 @@ class Keys:
     def record_entries(self) -> str:
         """Hash: index entry of each recorded run, as JSON."""
         return f"{self.prefix}:{{records}}:entries"
+
+    def webhook_due(self, receiver: str) -> str:
+        """Sorted set: deliveries to this receiver of webhooks by the time of their next try in ms; in the slot of
+        `webhook_bodies`.
+        """
+        return f"{self.prefix}:{{webhooks}}:due:{receiver}"
+
+    def webhook_of(self, key: str) -> str | None:
+        """The receiver whose deliveries wait at this key; None if none do."""
+        begin = self.webhook_due("")
+        return key.removeprefix(begin) if key.startswith(begin) else None
+
+    def webhook_bodies(self, receiver: str) -> str:
+        """Hash: what is delivered, by delivery id."""
+        return f"{self.prefix}:{{webhooks}}:bodies:{receiver}"
 
     def limit(self, scope: str) -> str:
         """Hash: usage of one limit; all limits share a slot. With the suffix `:held`: its running calls."""

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeAlias
 
 from tokenbus.bus.keys import InternalTopic
 
-STAGES: Final[tuple[tuple[str, InternalTopic], ...]] = (("normalizer", "raw"), ("parser", "events"))
+Queue: TypeAlias = tuple[str, InternalTopic]
+"""A group of workers, and the topic that it reads."""
+STAGES: Final[tuple[Queue, ...]] = (("normalizer", "raw"), ("parser", "events"))
 """The ordered stages, each with its input."""
-POLICY: Final[tuple[str, InternalTopic]] = ("policy", "drafts")
+POLICY: Final[Queue] = ("policy", "drafts")
 """A further stage, if runs have policies."""
-QUEUES: Final[tuple[tuple[str, InternalTopic], ...]] = (("fetcher", "turns"), ("tools", "tools"))
+QUEUES: Final[tuple[Queue, ...]] = (("fetcher", "turns"), ("tools", "tools"))
 """The groups of work queues with one stream a partition."""
-RECORDER: Final[tuple[str, InternalTopic]] = ("recorder", "records")
+RECORDER: Final[Queue] = ("recorder", "records")
 """A further queue, if runs are recorded."""
+WEBHOOKS: Final[Queue] = ("webhooks", "notices")
+"""A further queue, if somebody is told by webhook how runs end."""
 INTAKE: Final = "intake"
 """The group that reads the inbound stream."""
-GROUPS: Final = (INTAKE, *(name for name, _ in (*STAGES, POLICY, *QUEUES, RECORDER)))
+GROUPS: Final = (INTAKE, *(name for name, _ in (*STAGES, POLICY, *QUEUES, RECORDER, WEBHOOKS)))
 CHAINED: Final = ("fetcher", "normalizer", "parser")
 """The groups of which a pipeline worker is a member under one name."""
 ALIVE_MS: Final = 10_000

@@ -116,6 +116,8 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="
     """The model's commentary is visible, as its other text."""
     deadline_after_ms: int = 0
     """Instead of `deadline_ms`, for a run that may begin later: from its beginning."""
+    webhooks: tuple[str, ...] = ()
+    """The receivers of webhooks that are told of its end."""
 
 
 # What fetchers write to `raw`: the provider's bytes as they were read, and what happened to the call.
@@ -293,6 +295,7 @@ class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="rejected"):
     provider: str = ""
     model: str = ""
     tenant: str = ""
+    webhooks: tuple[str, ...] = ()
 
 
 class CancelRequested(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):

@@ -330,6 +330,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     """Whether text is visible that the model marks as commentary on its work (OpenAI's ``phase``)."""
     policies: list[Name] = []
     """Configured policies that judge this run, after those of its route."""
+    webhooks: Annotated[list[Name], Meta(max_length=16)] = []
+    """Configured receivers of webhooks that are told how this run ends, besides those that are told of every run."""
     fallback: Annotated[list[Fallback], Meta(max_length=8)] | None = None
     """Providers and models to try in turn if a turn fails before any of its visible text was emitted; with
     ``on_failure`` `continue` also later, those that can continue the text. None: the deployment's setting; an empty

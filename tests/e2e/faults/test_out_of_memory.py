@@ -175,7 +175,7 @@ async def test_all_runs_continue_without_loss_after_a_full_disk(
 
             await eventually(refuses, timeout=60)
             registry = CollectorRegistry()
-            gauges = DeploymentGauges(registry, scene.server, scene.keys, judged=False, recorded=False)
+            gauges = DeploymentGauges(registry, scene.server, scene.keys, judged=False, further=())
             await gauges.measure()
             about = {"server": scene.server.url.safe, "state": status}
             assert registry.get_sample_value("tokenbus_server_disk_fault", about) == 1

@@ -14,6 +14,7 @@ from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
+from tokenbus.bus.topology import RECORDER
 from tokenbus_services.runtime.deployment_snapshot import DeploymentReader, DeploymentSnapshot, read_nodes
 from tokenbus_services.runtime.metrics import server_gauges
 
@@ -45,7 +46,7 @@ async def any_server(request: pytest.FixtureRequest, server_url: str, tmp_path: 
 
 
 async def look(server: Server) -> DeploymentSnapshot:
-    reader = DeploymentReader(server, KEYS, recorded=True, judged=False, added=True, topic="chunks")
+    reader = DeploymentReader(server, KEYS, further=[RECORDER], judged=False, added=True, topic="chunks")
     await server.clock.measure()
     return await reader.read()
 
@@ -103,7 +104,7 @@ async def test_without_workers_only_lengths_and_leases_are_read(any_server: Serv
     await client.zadd(KEYS.members("fetcher"), {"f": 2**52})
     await client.hset(KEYS.lease(1, "parser"), mapping={"arrived": 70, "done": 30, "open": 3})
     await client.xadd(KEYS.topic(1, "turns"), {"r": b"x"})
-    found = await DeploymentReader(any_server, KEYS, recorded=False, judged=False, workers=False).read()
+    found = await DeploymentReader(any_server, KEYS, further=(), judged=False, workers=False).read()
     assert (found.queues[1].workers, found.queues[1].waiting, found.queues[1].added) == ([], 1, None)
     assert (found.stages[1].lag_bytes, found.stages[1].lag_entries, found.open_runs) == (40, None, 3)
 
@@ -116,7 +117,7 @@ async def test_an_expired_lease_has_no_owner(any_server: Server):
 async def test_the_number_of_commands_of_a_sample_does_not_depend_on_the_runs(server: Server, keys: Keys):
     async def commands() -> int:
         before = (await server.client.info("stats"))["total_commands_processed"]
-        await DeploymentReader(server, keys, recorded=True, judged=True, added=True, topic="chunks").read()
+        await DeploymentReader(server, keys, further=[RECORDER], judged=True, added=True, topic="chunks").read()
         return (await server.client.info("stats"))["total_commands_processed"] - before
 
     await server.clock.measure()  # else the first look asks the time in the background

@@ -18,10 +18,11 @@ from tokenbus.secret_env import FILE
 from tokenbus_services.blobs.auth import admitted, secret_of
 from tokenbus_services.cli.up.command import withheld_from
 from tokenbus_services.endpoints.endpoint import Key
+from tokenbus_services.net.outbound import Headers
 from tokenbus_services.redaction.redactor import secrets_of
 from tokenbus_services.settings import BlobSettings, HttpTool, McpHttp, McpStdio, ProviderSettings, Settings
 from tokenbus_services.settings.tables.gateway import AdminSettings
-from tokenbus_services.tools.http import Headers, signing_secret
+from tokenbus_services.tools.http import signing_secret
 from tokenbus_services.tools.tool import check_passed, passed_environment
 
 Env = Mapping[str, str]

@@ -143,7 +143,8 @@ def _name_settings() -> None:
 @click.option("--mock-url", metavar="URL", help="Add the providers mock-…, which call the mock provider at URL.")
 @click.option("--console", is_flag=True, help="gateway: serve the console, even without a table [console].")
 def worker(service: ServiceName, host: str | None, port: int | None, mock_url: str | None, console: bool) -> None:
-    """Run SERVICE (fetcher, normalizer, parser, pipeline, tools, policy, blobs, recorder or gateway) until a signal.
+    """Run SERVICE (fetcher, normalizer, parser, pipeline, tools, policy, blobs, recorder, webhooks, gateway) until a
+    signal.
 
     SIGTERM and Ctrl-C shut it down; a second one ends it at once. Prints "ready SERVICE URL" when it can work.
     """

@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import msgspec
@@ -20,7 +20,7 @@ from tokenbus.bus.keys import TOPICS, InternalTopic, Keys
 from tokenbus.bus.layout import learn
 from tokenbus.bus.scripts import BEGUN
 from tokenbus.bus.server.server import Server, ServerInfo, translated
-from tokenbus.bus.topology import INTAKE, POLICY, QUEUES, RECORDER
+from tokenbus.bus.topology import GROUPS, INTAKE, POLICY, QUEUES, RECORDER, WEBHOOKS
 from tokenbus.errors import ServerUnavailable, SettingsError
 from tokenbus.providers import registry
 from tokenbus_services.blobs.client import loader_of
@@ -157,9 +157,9 @@ def _shared(keys: Keys) -> Iterator[tuple[str, str]]:
     yield keys.dead, "stream"
     yield keys.rejected, "list"
     stages = ("normalizer", "parser", "policy")
-    for group in (*stages, *(name for name, _ in (*QUEUES, RECORDER)), INTAKE):
+    for group in GROUPS:
         yield keys.members(group), "zset"
-    topics: tuple[InternalTopic, ...] = ("turns", "raw", "events", "drafts", "tools", "control", "records")
+    topics: tuple[InternalTopic, ...] = get_args(InternalTopic)
     for partition in range(keys.partitions):
         for topic in (*topics, *TOPICS):
             yield keys.topic(partition, topic), "stream"
@@ -178,7 +178,7 @@ async def _deployment(server: Server, settings: Settings) -> AsyncIterator[Findi
 
 async def _work(server: Server, settings: Settings) -> AsyncIterator[Finding]:
     # Always include the policy stage: other services may have settings with policies.
-    reader = DeploymentReader(server, settings.keys, recorded=bool(settings.records), judged=True)
+    reader = DeploymentReader(server, settings.keys, further=settings.further_queues, judged=True)
     here_ms = time.time_ns() // 1_000_000
     with translated(server):
         await server.clock.measure()
@@ -212,7 +212,8 @@ async def _judged(
         else:
             found += checks_work.check_no_policy_worker(stage, meant=bool(settings.policies))
     keys = settings.keys
-    streams = {name: [keys.topic(p, topic) for p in range(keys.partitions)] for name, topic in (*QUEUES, RECORDER)}
+    queues = (*QUEUES, RECORDER, WEBHOOKS)
+    streams = {name: [keys.topic(p, topic) for p in range(keys.partitions)] for name, topic in queues}
     streams[INTAKE] = [keys.requests]
     for queue in now.queues:
         stuck = await _stuck(server, queue.name, streams[queue.name]) if queue.held else StuckFacts()

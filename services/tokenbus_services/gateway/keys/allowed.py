@@ -49,12 +49,17 @@ def rules_for(rules: KeyRules, deployment: TranslationRules) -> TranslationRules
 
 
 def check_allowed(generate: Generate, rules: KeyRules, aliases: Aliases) -> None:
-    """Raise Refusal (403) if a provider and model of the request is not allowed, by its name or by that of an alias.
+    """Raise Refusal (403) if a provider and model of the request is not allowed, by its name or by that of an alias, or
+    a webhook that it names.
 
     Every request passes here, also one that named provider, model and fallbacks itself, or a model for a tool that the
     provider runs.
     """
     _check_models(models_of(generate), rules, aliases)
+    for i, name in enumerate(generate.webhooks):
+        if name not in rules.webhooks:
+            why = f"this key may not use the webhook {name[:200]!r}: `webhooks` of the key lists those that it may"
+            raise not_allowed(f"webhooks[{i}]", why, "webhook_not_allowed")
 
 
 def check_call_allowed(call: ForwardedCall, rules: KeyRules, aliases: Aliases) -> None:
@@ -125,7 +130,7 @@ def check_tools(generate: Generate, allowed: Collection[str] | None, is_ours: Ma
 def with_forced(generate: Generate, rules: KeyRules, *, takes_max_tokens: bool = True) -> Generate:
     """The request with the fields that the key forces."""
     policies = [*generate.policies, *(name for name in rules.policies if name not in generate.policies)]
-    forced = msgspec.structs.replace(generate, policies=policies)
+    forced = msgspec.structs.replace(generate, policies=policies, webhooks=list(rules.webhooks))
     if rules.record is not None:
         forced = msgspec.structs.replace(forced, record=rules.record)
     if rules.max_deadline_s is not None:

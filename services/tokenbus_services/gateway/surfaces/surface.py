@@ -77,7 +77,7 @@ are not among them.
 """
 ONLY_JSON = "Answer with one JSON object and nothing else: no text before or after it, no code fence."
 """For a provider without a mode for JSON of any schema."""
-_LISTS = ("tools", "policies")
+_LISTS = ("tools", "policies", "webhooks")
 _FLAGS = ("visible", "record", "stream")
 _NUMBERS = ("max_tool_depth", "deadline_s")
 _TEXTS = ("run", "on_failure", "on_disconnect")
@@ -148,6 +148,7 @@ class SurfaceRequest:
         self.deadline_s = _deadline(bus)
         self.visible = bus.flag("visible")
         self._policies = bus.texts("policies")
+        self._webhooks = bus.texts("webhooks")
         self._record = bus.flag("record")
         self._provider_stream = bus.flag("stream")
         self._on_disconnect: Disconnect | None = _on_disconnect(bus)
@@ -245,6 +246,7 @@ class SurfaceRequest:
             "on_failure": self.on_failure,
             "deadline_s": self.deadline_s,
             "policies": self._policies or None,
+            "webhooks": self._webhooks or None,
             "visible": self.visible,
             "record": self._record,
             "stream": self._provider_stream,

@@ -88,6 +88,8 @@ class KeyRules(Table, frozen=True, kw_only=True, omit_defaults=True):
     """Fields of the provider's request body that it may set, in addition to `gateway.allow_extra`."""
     policies: tuple[Name, ...] = ()
     """Policies that judge all of its runs, after those of their routes and requests."""
+    webhooks: tuple[Name, ...] = ()
+    """Webhooks that are told of all of its runs. Its requests may name no others."""
     record: bool | None = None
     """Whether its runs are recorded. Overrides the request. None: the request decides."""
     max_deadline_s: Seconds | None = None

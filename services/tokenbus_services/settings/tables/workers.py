@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from msgspec import Meta
 
@@ -60,6 +60,7 @@ class HttpSettings(Table, frozen=True, kw_only=True):
     policy: int = 8087
     pipeline: int = 8089
     gateway: int = 8088
+    webhooks: int = 8090
 
 
 class OtelSettings(Table, frozen=True, kw_only=True):
@@ -92,23 +93,23 @@ class PythonTool(Table, frozen=True, kw_only=True, tag="python", tag_field="kind
     timeout_s: Seconds | None = None
 
 
-class _Reach(Table, frozen=True, kw_only=True):
-    """Addresses that may be called in addition to public ones."""
+class Outbound(Table, frozen=True, kw_only=True):
+    """An address that the deployment calls. It must be public, but for what is allowed here."""
 
+    url: str
+    headers: dict[str, str] = {}
+    header_env: dict[str, str] = {}
+    """Header name to the environment variable with its value (a token, say)."""
     allow_private: bool = False
     """Also allow loopback and private addresses. A name that resolves only to other addresses is rejected."""
     allow_networks: tuple[str, ...] = ()
     """Also allow these networks, in CIDR notation; the only way to reach a link-local or cloud metadata address."""
 
 
-class HttpTool(_Reach, frozen=True, kw_only=True, tag="http", tag_field="kind"):
+class HttpTool(Outbound, frozen=True, kw_only=True, tag="http", tag_field="kind"):
     """An HTTP endpoint: the arguments are the JSON body, the response is the result."""
 
-    url: str
     method: Literal["POST", "PUT", "GET"] = "POST"
-    headers: dict[str, str] = {}
-    header_env: dict[str, str] = {}
-    """Header name to the environment variable with its value (a token, say)."""
     signing_env: str | None = None
     """Environment variable with a secret. If set, each call carries the run's id, tenant and metadata, signed."""
     description: str = ""
@@ -136,13 +137,9 @@ class McpStdio(Table, frozen=True, kw_only=True, tag="stdio", tag_field="kind"):
     """Timeout of each call."""
 
 
-class McpHttp(_Reach, frozen=True, kw_only=True, tag="http", tag_field="kind"):
+class McpHttp(Outbound, frozen=True, kw_only=True, tag="http", tag_field="kind"):
     """An MCP server reached over Streamable HTTP."""
 
-    url: str
-    headers: dict[str, str] = {}
-    header_env: dict[str, str] = {}
-    """Header name to the environment variable with its value (a token, say)."""
     prefix: str | None = None
     """Prefix of its tools' names; None: the table's name and `__`."""
     connect_timeout_s: Seconds = 30.0
@@ -152,6 +149,30 @@ class McpHttp(_Reach, frozen=True, kw_only=True, tag="http", tag_field="kind"):
 
 
 McpSettings = McpStdio | McpHttp
+
+
+Notice = Literal["run.completed", "run.failed", "run.incomplete", "run.cancelled"]
+"""What a webhook can tell: how a run ended."""
+NOTICES: tuple[Notice, ...] = get_args(Notice)
+
+
+class WebhookSettings(Outbound, frozen=True, kw_only=True):
+    """A receiver of webhooks, signed as Standard Webhooks says. See docs/operate/webhooks.md."""
+
+    secret_env: str
+    """Environment variable with the secret that signs, `whsec_` and base64; several, separated by spaces, all sign."""
+    every_run: bool = False
+    """Whether it is told of all runs. Else of those whose request or key of the gateway names it."""
+    events: tuple[Notice, ...] = NOTICES
+    """What it is told."""
+    timeout_s: Seconds = 15.0
+    """Time for one try, from the connection to the answer's status."""
+    retry_s: Annotated[float, Meta(gt=0, le=7 * 86_400)] = 86_400.0
+    """A delivery that failed is tried again for so long, then kept aside (`tokenbus dead`)."""
+    at_once: Count = 8
+    """Tries at once, for each worker."""
+    most_waiting: Count = 100_000
+    """Deliveries that may wait for it. Beyond, new ones are kept aside at once."""
 
 
 # Policies, and the runs they apply to.

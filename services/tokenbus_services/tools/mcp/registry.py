@@ -18,9 +18,9 @@ from tokenbus.bus.server.retry import Defects
 from tokenbus.errors import SettingsError
 from tokenbus.events.requests import Tool
 from tokenbus.tools import ToolContext
+from tokenbus_services.net.outbound import Headers, Learn, egress_of, endpoint_url
 from tokenbus_services.runtime.mcp_tool_cache import REFRESH_S, McpToolCache
 from tokenbus_services.settings import McpHttp, McpSettings, McpStdio, Settings
-from tokenbus_services.tools.http import Headers, Learn, egress_of, endpoint_url
 from tokenbus_services.tools.mcp.server import CLOSE_S, Connect, McpServer, outcome_of
 from tokenbus_services.tools.mcp.transports import child, endpoint
 from tokenbus_services.tools.results import Results

@@ -1,0 +1,1 @@
+"""Webhooks: tells receivers how runs end, at least once, for as long as it takes."""
