@@ -62,7 +62,18 @@ from tokenbus_services.settings import Settings
 from tokenbus_services.settings.tables.gateway import KeyRules
 
 USERS = Path(__file__).parents[2] / "deploy" / "acl" / "users.conf"
-SERVICES = ("fetcher", "normalizer", "parser", "pipeline", "policy", "tools", "recorder", "blobs", "gateway")
+SERVICES = (
+    "fetcher",
+    "normalizer",
+    "parser",
+    "pipeline",
+    "policy",
+    "tools",
+    "recorder",
+    "webhooks",
+    "blobs",
+    "gateway",
+)
 NAMES = ("publisher", "subscriber", *SERVICES, "operator", "scripts")
 KEYS = Keys(partitions=2)
 RECORDED = '[records]\nsample = 1.0\n[blobs]\nloader = "tests.e2e.media.own_store:create"\n'
@@ -76,6 +87,8 @@ TOOL_SCRIPT = Script(
 )
 
 
+AWAY = '[webhooks.away]\nurl = "http://127.0.0.1:1/"\nsecret_env = "HOOK"\nevery_run = true\nallow_private = true\n'
+HOOK = "whsec_bm90IGEgc2VjcmV0IG9mIGFueWJvZHkgYXQgYWxs"
 PASSES = '[policies.passes]\nuse = "tokenbus.policy:StreamProcessor"\n'
 GATEWAY = "[gateway]\n[console]\nroles_without_keys = ['see_runs', 'see_content', 'act', 'admin']\n"
 
@@ -137,13 +150,13 @@ async def test_each_service_does_its_work_as_its_own_user(
 ) -> None:
     async with (
         MockProvider([TOOL_SCRIPT]) as provider,
-        fleet(tmp_path, guarded.url("operator"), KEYS, provider.url, (), RECORDED + PASSES + GATEWAY) as workers,
+        fleet(tmp_path, guarded.url("operator"), KEYS, provider.url, (), RECORDED + PASSES + GATEWAY + AWAY) as workers,
         Client(guarded.url("publisher")) as publisher,
         Client(guarded.url("subscriber")) as subscriber,
         Server(guarded.url("operator")) as operator,
     ):
-        kinds: tuple[Kind, ...] = (*chain, "tools", "policy", "recorder", "blobs", "gateway")
-        envs = [{"TOKENBUS_REDIS_URL": guarded.url(kind), "OWN_STORE": str(tmp_path)} for kind in kinds]
+        kinds: tuple[Kind, ...] = (*chain, "tools", "policy", "recorder", "webhooks", "blobs", "gateway")
+        envs = [{"TOKENBUS_REDIS_URL": guarded.url(kind), "OWN_STORE": str(tmp_path), "HOOK": HOOK} for kind in kinds]
         await asyncio.gather(*(workers.start(kind, env=env) for kind, env in zip(kinds, envs, strict=True)))
         received = asyncio.create_task(_listen(subscriber))
         begun = [KEYS.lease(partition, "visible:speech") for partition in range(KEYS.partitions)]
@@ -171,6 +184,8 @@ async def test_each_service_does_its_work_as_its_own_user(
         listed = {info.run: info.state async for info in subscriber.runs()}
         assert listed[run.id] == listed[judged.id] == "completed"
         await eventually(lambda: _recorded(operator, [run.id, judged.id, by_http, cancelled.id]))
+        waiting = await eventually(lambda: operator.client.hvals(KEYS.webhook_bodies("away")))
+        assert any(run.id.encode() in delivery for delivery in waiting)
     # What was asked while the scripts were gone, and then waited.
     assert [refusal for refusal in await guarded.refusals() if " eval " not in refusal] == []
 
@@ -345,6 +360,7 @@ WRITES: dict[str, set[str]] = {
             "raw",
             "control",
             "records",
+            "notices",
             "tape",
             "dead",
         ),
@@ -353,6 +369,7 @@ WRITES: dict[str, set[str]] = {
     "pipeline": set(),
     "tools": {"tools", "events", "dead"},
     "recorder": {"dead", "records"},
+    "webhooks": {"dead", "notices"},
     "blobs": set(),
     "gateway": {"requests"},
     "operator": {"requests"},
@@ -369,6 +386,7 @@ READS: dict[str, set[str]] = {
     "pipeline": set(),
     "tools": {"tools", "control"},
     "recorder": {"records", "tape", "log"},
+    "webhooks": {"notices"},
     "blobs": set(),
     "gateway": {*TOPICS, "log", "dead", "turns", "decisions", "raw", "events", "drafts"},  # it erases runs
     "operator": {
@@ -383,7 +401,7 @@ for rights in (WRITES, READS):
 
 
 def streams() -> dict[str, str]:
-    topics = ("turns", "tools", "raw", "events", "drafts", "decisions", "control", "records", *TOPICS)
+    topics = ("turns", "tools", "raw", "events", "drafts", "decisions", "control", "records", "notices", *TOPICS)
     inside = {t: f"tokenbus:{{0}}:{t}" for t in topics}
     return {
         **inside,

@@ -371,6 +371,7 @@ export interface Generate {
   visible?: boolean;
   commentary?: "hidden" | "visible";
   policies?: string[];
+  webhooks?: string[];
   fallback?: Fallback[];
   json_object?: boolean;
   parallel_tool_calls?: boolean;

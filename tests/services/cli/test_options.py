@@ -21,15 +21,18 @@ from tokenbus_services.settings import (
     RecordSettings,
     Settings,
     StageSettings,
+    WebhookSettings,
 )
 
 
 def test_up_runs_one_worker_of_each_service_and_those_for_records_policies_and_the_gateway_if_configured():
     policies = {"guard": PolicySettings(use="a:B")}
-    everything = Settings(records=RecordSettings(), policies=policies, gateway=GatewaySettings())
+    hooks = {"all": WebhookSettings(url="https://example.com/", secret_env="HOOK")}
+    everything = Settings(records=RecordSettings(), policies=policies, gateway=GatewaySettings(), webhooks=hooks)
     assert services_of(everything) == [service for service in SERVICES if service != "pipeline"]
     services = services_of(Settings())
-    assert services == [service for service in SERVICES if service not in ("recorder", "policy", "pipeline", "gateway")]
+    optional = ("recorder", "webhooks", "policy", "pipeline", "gateway")
+    assert services == [service for service in SERVICES if service not in optional]
     slots = slots_for(services, {})
     assert [slot.name for slot in slots] == services
     assert not any(slot.arguments for slot in slots), "each on the port of the settings"

@@ -50,6 +50,7 @@ BUS: dict[str, Json] = {
     "on_failure": {"on_failure": "fail"},
     "deadline_s": {"deadline_s": 3},
     "policies": {"policies": ["p"]},
+    "webhooks": {"webhooks": ["w"]},
     "visible": {"visible": False},
     "record": {"record": True},
     "stream": {"stream": False},

@@ -39,12 +39,19 @@ class Receiver:
     def __init__(self, *answers: Response) -> None:
         self.answers = list(answers)
         self.got: list[tuple[dict[str, str], bytes]] = []
+        self.at = list[str]()
+        """The path of each."""
         self.hangs = asyncio.Event()
         self.hangs.set()
+
+    def paths(self) -> list[tuple[str, bytes]]:
+        """Path and body of what it got."""
+        return [(path, body) for path, (_, body) in zip(self.at, self.got, strict=True)]
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         request = Request(scope, receive)
         self.got.append((dict(request.headers), await request.body()))
+        self.at.append(request.url.path)
         await self.hangs.wait()
         answer = self.answers.pop(0) if self.answers else Response(status_code=204)
         await answer(scope, receive, send)

@@ -169,7 +169,7 @@ class WebhookSettings(Outbound, frozen=True, kw_only=True):
     """Time for one try, from the connection to the answer's status."""
     retry_s: Annotated[float, Meta(gt=0, le=7 * 86_400)] = 86_400.0
     """A delivery that failed is tried again for so long, then kept aside (`tokenbus dead`)."""
-    at_once: Count = 8
+    at_once: Annotated[int, Meta(ge=1, le=100)] = 8
     """Tries at once, for each worker."""
     most_waiting: Count = 100_000
     """Deliveries that may wait for it. Beyond, new ones are kept aside at once."""

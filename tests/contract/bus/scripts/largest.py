@@ -33,6 +33,7 @@ from tokenbus.bus.scripts import (
     requests,
     sessions,
     topics,
+    webhooks,
     work_queue,
 )
 from tokenbus.bus.scripts import gateway as gate
@@ -59,6 +60,9 @@ REQUEST = b'{"type":"generate","id":"r","messages":["%b"],"metadata":{"tenant":"
 LARGEST_TEXT = b'"%b"' % (b"x" * LimitSettings().request_bytes)
 BLOCK = b"x" * RunLimits().block_chars
 CALLS = LimitSettings().runs_per_fetcher
+DELIVERIES = 100
+NOTICE_BYTES = 32 * 1024
+"""A delivery of webhooks: metadata has up to 16 KiB of it."""
 ANSWERS = 10_000
 """Open answers of one key of a gateway; what each of them costs is bounded by MAX_VALUES."""
 TOPIC_ENTRIES = 50_000
@@ -282,6 +286,13 @@ async def _index_record(w: World) -> ScriptCall:
     return records.index_record(w.keys.records, w.keys.record_entries, keep_ms=HOUR_MS, most=9, **of)
 
 
+async def _deliveries_due(w: World) -> ScriptCall:
+    ids = [f"msg_{n}" for n in range(DELIVERIES)]
+    await w.client.zadd(w.keys.webhook_due("a"), dict.fromkeys(ids, 1))
+    await w.client.hset(w.keys.webhook_bodies("a"), mapping=dict.fromkeys(ids, b"x" * NOTICE_BYTES))
+    return webhooks.due(w.keys.webhook_due("a"), w.keys.webhook_bodies("a"), most=DELIVERIES, lease_ms=HOUR_MS)
+
+
 async def _publish(w: World) -> ScriptCall:
     return requests.publish(w.queue, requests=[TOPIC_ENTRIES, REQUEST, "ada"])
 
@@ -383,6 +394,7 @@ LARGEST: dict[str, Largest] = {
     "commit, what steers a session's run": _with_waiting(steer_session_run),
     "topics.mirror_offset": _mirror_offset,
     "topics.trimmed": _trimmed,
+    "webhooks.due": _deliveries_due,
     "work_queue.claim": _claim,
     "work_queue.finish": _of_held(work_queue.finish),
     "work_queue.hand_back": _of_held(work_queue.hand_back),

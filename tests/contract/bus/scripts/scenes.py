@@ -30,6 +30,7 @@ from tokenbus.bus.scripts import (
     retention,
     sessions,
     topics,
+    webhooks,
     work_queue,
 )
 from tokenbus.bus.scripts import gateway as gate
@@ -75,6 +76,7 @@ class World:
         self.session, self.unknown_session = [ref for ref in refs if keys.partition_of(ref) == 0][:2]
         self.session_run = SessionRun(self.session, "0" * 8, 0)
         """The session's open run; `waiting` waits for its end."""
+        self.deliveries = keys.webhook_due("a"), keys.webhook_bodies("a")
         self.hold = gate.HoldKeys(keys.gateway_counted(self.run), keys.gateway_held("ada"))
 
     async def build(self) -> None:
@@ -107,6 +109,11 @@ class World:
         await client.hincrby(self.policy, "arrived", 4)
         await self._fill_queue()
         await self._begin_session()
+        due, bodies = self.deliveries
+        await client.zadd(due, {"m1": 1, "m2": 2, "gone": 3})
+        await client.hset(bodies, mapping={"m1": "{}", "m2": "{}"})
+        for key in self.deliveries:
+            await client.pexpire(key, HOUR_MS)
         call = limits.reserve([self.limited], member="m0", worker="w", tokens=1000, lease_ms=HOUR_MS)
         self.taken = [int(until) for until in (await run_script(self.server, call))[1:]]
         await run_script(self.server, self.admit(self.run))
@@ -506,6 +513,14 @@ def _claimed_once(t: Twice) -> None:
     _owned(t, first)
 
 
+def _the_next_one_due(t: Twice) -> None:
+    """The first delivery is due again only after its lease, so the second call takes another."""
+    (_, _, first, _), (_, _, second, _) = t.replies
+    assert (first, second) == (b"m1", b"m2")
+    due, _ = t.world.deliveries
+    assert set(t.two[due]) == set(t.none[due])
+
+
 def _taken_on(t: Twice) -> None:
     first, second = ([entry[0] for entry in reply[-1]] for reply in t.replies)
     assert len({*first, *second}) == 2
@@ -749,6 +764,7 @@ SCENES: dict[str, list[Scene]] = {
         )
     ],
     "topics.trimmed": [Scene(lambda w: topics.trimmed([w.raw, w.events], cursors=["0-0", "0-0"]))],
+    "webhooks.due": [Scene(lambda w: webhooks.due(*w.deliveries, most=1, lease_ms=HOUR_MS), again=_the_next_one_due)],
     "work_queue.claim": [
         Scene(
             lambda w: work_queue.claim(w.queue, group=GROUP, consumer="b", idle_ms=60_000, start="0-0", count=10),
