@@ -49,10 +49,8 @@ def test_every_service_is_there_and_the_optional_ones_under_profiles_of_their_na
     assert set(SERVICES) <= set(CONTAINERS)
     optional = {name: one["profiles"][0] for name, one in CONTAINERS.items() if "profiles" in one}
     watching = dict.fromkeys(("prometheus", "grafana", "otel-collector"), "observability")
-    assert optional == {
-        **{name: name for name in ("policy", "recorder", "webhooks", "gateway", "pipeline")},
-        **watching,
-    }
+    own = ("policy", "recorder", "webhooks", "gateway", "pipeline")
+    assert optional == {**{name: name for name in own}, **watching}
 
 
 def test_a_worker_that_exits_is_started_again() -> None:
