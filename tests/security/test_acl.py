@@ -391,7 +391,7 @@ READS: dict[str, set[str]] = {
     "gateway": {*TOPICS, "log", "dead", "turns", "decisions", "raw", "events", "drafts"},  # it erases runs
     "operator": {
         *(*TOPICS, "log", "requests", "turns", "tools", "raw", "events", "drafts", "decisions", "control"),
-        *("records", "tape", "dead"),
+        *("records", "notices", "tape", "dead"),
     },
     "scripts": set(),
 }

@@ -18,7 +18,7 @@ from tokenbus.bus.server.url import URL_FILE_ENV, parse_url
 from tokenbus.errors import SettingsError
 from tokenbus.providers import registry
 from tokenbus.secret_env import FILE
-from tokenbus_services.settings import HttpTool, McpHttp, McpStdio, Settings
+from tokenbus_services.settings import HttpTool, McpHttp, McpStdio, Outbound, Settings, WebhookSettings
 
 # Spellings of a secret: verbatim or in capitals; in JSON, URLs or HTML with any of its characters escaped; in
 # hexadecimal; and in base64.
@@ -396,15 +396,17 @@ def _secrets_among(values: Iterable[str]) -> list[str]:
 
 
 def secrets_of(settings: Settings, env: Mapping[str, str]) -> set[str]:
-    """All secrets of a process with these settings: provider keys, header values of tools and MCP servers, variables
+    """All secrets of a process with these settings: provider keys, header values of tools and the like, variables
     with secret names, and the server's password.
     """
     names = provider_key_variables(settings)
-    for tool in (*settings.tools.values(), *settings.mcp.values()):
-        if isinstance(tool, HttpTool | McpHttp):
-            names |= {*tool.header_env.values()}
-        if isinstance(tool, HttpTool) and tool.signing_env:
-            names |= {tool.signing_env}
+    for called in (*settings.tools.values(), *settings.mcp.values(), *settings.webhooks.values()):
+        if isinstance(called, Outbound):
+            names |= {*called.header_env.values()}
+        if isinstance(called, HttpTool) and called.signing_env:
+            names |= {called.signing_env}
+        if isinstance(called, WebhookSettings):
+            names |= {called.secret_env}
     values = named_secret(env) | {env.get(name, "") for name in names}
     for name in names:
         values.update(key_in_file(env.get(f"{name}{FILE}")))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -14,13 +15,22 @@ from tests.unit.docs.pages import page, quoted, rows, sections
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.server.url import parse_url, plain_url, url_in_env
 from tokenbus.providers import registry
-from tokenbus.secret_env import FILE
+from tokenbus.secret_env import FILE, Secret
 from tokenbus_services.blobs.auth import admitted, secret_of
 from tokenbus_services.cli.up.command import withheld_from
 from tokenbus_services.endpoints.endpoint import Key
 from tokenbus_services.net.outbound import Headers
 from tokenbus_services.redaction.redactor import secrets_of
-from tokenbus_services.settings import BlobSettings, HttpTool, McpHttp, McpStdio, ProviderSettings, Settings
+from tokenbus_services.settings import (
+    BlobSettings,
+    HttpTool,
+    McpHttp,
+    McpStdio,
+    Outbound,
+    ProviderSettings,
+    Settings,
+    WebhookSettings,
+)
 from tokenbus_services.settings.tables.gateway import AdminSettings
 from tokenbus_services.tools.http import signing_secret
 from tokenbus_services.tools.tool import check_passed, passed_environment
@@ -40,7 +50,7 @@ def provider_key(env: Env) -> Callable[[], str]:
     return lambda: key.headers()["x-api-key"]
 
 
-def header(settings: HttpTool | McpHttp, env: Env) -> Callable[[], str]:
+def header(settings: Outbound, env: Env) -> Callable[[], str]:
     headers = Headers(settings, env)
     return lambda: headers()["authorization"]
 
@@ -62,6 +72,15 @@ def signing(env: Env) -> Callable[[], str]:
     return lambda: secret.value
 
 
+def hook(**fields: Any) -> WebhookSettings:
+    return WebhookSettings(url="https://example.com/", **{"secret_env": "X", **fields})
+
+
+def webhook(env: Env) -> Callable[[], str]:
+    secret = Secret("X", env)
+    return lambda: secret.value
+
+
 def blob_token(env: Env) -> Callable[[], str]:
     token = secret_of(BlobSettings(token_env="X").token_env, env)
     return lambda: token.value
@@ -75,6 +94,8 @@ READERS: dict[str, Callable[[Env], Callable[[], str]]] = {
     "tools.NAME.signing_env": signing,
     "mcp.NAME.header_env": lambda env: header(McpHttp(url="https://x", header_env={"authorization": "X"}), env),
     "mcp.NAME.env_pass": passed,
+    "webhooks.NAME.header_env": lambda env: header(hook(header_env={"authorization": "X"}), env),
+    "webhooks.NAME.secret_env": webhook,
 }
 """How the services read each setting that names variables."""
 
