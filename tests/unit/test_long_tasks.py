@@ -71,12 +71,8 @@ UNWATCHED = {
     "tokenbus_services/gateway/routes/sockets/response_socket.py:ResponseSocket.serve": REQUEST,
     "tokenbus_services/gateway/routes/sockets/response_socket.py:ResponseSocket._read": REQUEST,
     "tokenbus_services/gateway/routes/native.py:live_lines": REQUEST,
-<<<<<<< HEAD
     "tokenbus_services/gateway/runs.py:GatewayRuns.later": STEP,
-=======
-    "tokenbus_services/gateway/runs.py:GatewayRuns._later": STEP,
     "tokenbus_services/webhooks/receiver.py:Receiver._start": "of one try, which has a timeout",
->>>>>>> 8110b037 (Webhooks: their secrets are redacted; the page of settings)
     "tokenbus_services/executor/processes.py:Executors._fork": "it connects a socket pair, which needs nobody else",
     "tokenbus_services/net/connection.py:_first": CALLER,
     "tokenbus_services/policy_stage/calls.py:PolicyExecutor.handle": "without its mark the executor is killed",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import Any
 
 import pytest
@@ -86,14 +85,6 @@ def test_unknown_services_and_none_at_all_are_refused():
         slots_for([], {})
 
 
-<<<<<<< HEAD
-=======
-def test_every_service_has_its_place_in_the_order_of_stopping():
-    assert sorted(chain.from_iterable(STOP_ORDER)) == sorted(SERVICES)
-    assert STOP_ORDER[0] == ("gateway", "fetcher", "pipeline"), "what brings in work"
-
-
->>>>>>> 8110b037 (Webhooks: their secrets are redacted; the page of settings)
 def test_options_make_a_request():
     request = from_options({"provider": "p", "model": "m", "text": "hi", "id": None, "max_tokens": 9}, ["weather"])
     assert request == {
