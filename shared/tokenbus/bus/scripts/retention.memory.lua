@@ -4,7 +4,7 @@
 -- ARGV
 --   share
 --   most
--- Reply: memory in use, in thousandths of the least of this share of what the node may use and these bytes; 0 if neither
+-- Reply: memory in use, in thousandths of what it may use, the least of this share and these bytes; 0 if neither
 --   is a bound.
 -- Atomic: both numbers are of one moment.
 -- Twice: reads
