@@ -379,7 +379,7 @@ WRITES: dict[str, set[str]] = {
 READS: dict[str, set[str]] = {
     "publisher": {"log"},
     "subscriber": {*TOPICS, "log"},
-    "fetcher": {"requests", "turns", "control"},
+    "fetcher": {"requests", "turns", "control", "log"},
     "normalizer": {"raw"},
     "parser": {*TOPICS, "events", "turns", "tools", "decisions", "log"},
     "policy": {"drafts", "log"},
