@@ -17,11 +17,13 @@ STAGES = ("normalizer", "parser", "policy")
 
 
 async def log_of(client: Redis, prefix: str, partition: int, run: str) -> list[Entry]:
-    return await _entries(client, f"{prefix}:{{{partition}}}:log:{run}")
+    return await entries_of(client, f"{prefix}:{{{partition}}}:log:{run}")
 
 
 async def topics_of(client: Redis, prefix: str, partitions: int) -> dict[str, list[list[Entry]]]:
-    return {topic: [await _entries(client, f"{prefix}:{{{n}}}:{topic}") for n in range(partitions)] for topic in TOPICS}
+    return {
+        topic: [await entries_of(client, f"{prefix}:{{{n}}}:{topic}") for n in range(partitions)] for topic in TOPICS
+    }
 
 
 async def at_rest(client: Any, prefix: str, partitions: int) -> bool:
@@ -73,7 +75,7 @@ async def _fact(client: Any, prefix: str, name: str) -> KeyFact | None:
     return KeyFact(name.removeprefix(f"{prefix}:"), kind, ttl_ms, await sizes[kind](name), pending, fields)
 
 
-async def _entries(client: Any, key: str) -> list[Entry]:
+async def entries_of(client: Any, key: str) -> list[Entry]:
     entries: list[Any] = await client.xrange(key)
     written = [(entry_id, fields) for entry_id, fields in entries if b"ballast" not in fields]
     return [Entry(entry_id.decode(), json.loads(fields[b"__data__"])) for entry_id, fields in written]

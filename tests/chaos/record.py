@@ -132,6 +132,22 @@ class Change(msgspec.Struct, frozen=True):
     """Runs that were requested when no worker could place by the old number."""
 
 
+class Talk(msgspec.Struct, frozen=True, kw_only=True):
+    """A session at rest."""
+
+    session: str
+    log: list[dict[str, Any]]
+    """The session's own events."""
+    sent: list[list[str]]
+    """The appends of each writer, in order."""
+    got: list[list[str]]
+    """What each live reader got: the `session_seq` of the session's events, and ``run:seq`` of those of runs."""
+    fates: dict[str, str]
+    """The state of each append, as the server would answer."""
+    history: list[tuple[str, str]]
+    """Role and text of each message, as the next run would get them."""
+
+
 class Violation(msgspec.Struct, frozen=True, order=True):
     """A guarantee that did not hold."""
 
@@ -185,6 +201,7 @@ class Record(msgspec.Struct, kw_only=True):
     change: Change | None = None
     visits: list[Visit] = []
     """The visits of the clients of gateways."""
+    talks: list[Talk] = []
 
     @property
     def placed(self) -> dict[str, list[int]]:
@@ -194,7 +211,12 @@ class Record(msgspec.Struct, kw_only=True):
     def homes(self) -> Callable[[str], int]:
         """A function that returns the partition of each run."""
         placed = self.placed
-        return lambda run: placed[run][0] if run in placed else crc32(run.encode()) % self.partitions
+        return lambda run: placed[run][0] if run in placed else place(run, self.partitions)
+
+
+def place(run: str, number: int) -> int:
+    """Where a run begins. A session and its runs are in one place: the beginning of the id is the session's."""
+    return crc32((run[:26] if run.startswith("s.") else run).encode()) % number
 
 
 def places_of(keys: Sequence[KeyFact]) -> dict[str, list[int]]:

@@ -70,6 +70,8 @@ def _sums(rounds: Sequence[tuple[Record, list[Violation]]], seed: str) -> Table:
     table.add_row("of them under policies", str(sum(bool(s.guarded) for record in records for s in record.stories)))
     table.add_row("decisions of policies", str(sum(len(p) for record in records for p in record.topics["decisions"])))
     table.add_row("events in logs", str(sum(map(len, logs))))
+    said = [each for record in records for talk in record.talks for each in talk.sent]
+    table.add_row("appends to sessions", str(sum(map(len, said))))
     again = sum(entry.event["type"] in ("retrying", "restarted") for log in logs for entry in log)
     table.add_row("repeated attempts", str(again))
     table.add_row("tool executions", str(sum(len(record.executions) for record in records)))

@@ -15,7 +15,7 @@ from zlib import crc32
 
 import msgspec
 
-from tests.chaos import guards, hostile, ledger, observer, rogue
+from tests.chaos import guards, hostile, ledger, observer, rogue, talks
 from tests.chaos.crowd import MODEL, SETTINGS, Crowd
 from tests.chaos.deployment.inside import LEFT_BEHIND
 from tests.chaos.deployment.proxy import Proxy
@@ -23,7 +23,7 @@ from tests.chaos.deployment.servers import KINDS, Deployed, Kind, Single
 from tests.chaos.deployment.workers import BESIDE, FLEETS, Workers
 from tests.chaos.faults import Chaos, Rates
 from tests.chaos.lost_connections import is_lost
-from tests.chaos.record import Entry, Record, places_of
+from tests.chaos.record import Entry, Record, place, places_of
 from tests.chaos.repartition import NUMBER, Repartition
 from tests.chaos.stories import CONTINUING, LOOK, Scene, Stage
 from tests.e2e.fleet import BASE_PATHS, SEPARATE, provider_table
@@ -80,6 +80,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """One of `FLEETS`; None: random."""
     clients: int = 0
     """Number of concurrent clients of gateways."""
+    talks: int = 2
+    """Number of sessions in which people talk."""
     changes: bool = False
     """The number of partitions changes during the round."""
 
@@ -110,18 +112,30 @@ async def play(plan: Plan, directory: Path) -> Record:
         chosen = random.Random(f"{plan.seed}:fleet").choice(FLEETS) if plan.fleet is None else FLEETS[plan.fleet]
         fleet = SEPARATE if plan.build else chosen
         kinds: tuple[WorkerKind, ...] = (*fleet, *BESIDE, *(("gateway",) if plan.clients else ()))
-        made = Workers(directory / "logs", env, plan.build, kinds=kinds, clocks=clocks)
-        workers = await stack.enter_async_context(made)
+        workers = await stack.enter_async_context(
+            Workers(directory / "logs", env, plan.build, kinds=kinds, clocks=clocks)
+        )
         client = server.client
         await workers.start_ready(*workers.kinds * 2)
         tokens = ledger.tokens_of(written)
         audience = Audience(client, prefix, stage, plan.open_runs, lossy=server.lossy)
-        chance = random.Random(f"{plan.seed}:faults")
-        chaos = Chaos(chance, plan.rates, workers, server, to_provider, tokens, audience.ask_huge, ballast=plan.ballast)
+        chaos = Chaos(
+            random.Random(f"{plan.seed}:faults"),
+            plan.rates,
+            workers,
+            server,
+            to_provider,
+            tokens,
+            audience.ask_huge,
+            ballast=plan.ballast,
+        )
         publishing = asyncio.create_task(audience.keep_asking())
         crowd = Crowd(workers, random.Random(f"{plan.seed}:crowd"), clients=plan.clients)
         visiting = asyncio.create_task(crowd.keep_coming())
         repartition = Repartition(client, prefix, {**os.environ, **env}, random.Random(f"{plan.seed}:change"))
+        talking = await stack.enter_async_context(
+            talks.Talks(client, server.url, prefix, random.Random(f"{plan.seed}:talks"), sessions=plan.talks)
+        )
         changing = asyncio.create_task(repartition.begin(plan.seconds / 3)) if plan.changes else None
         await chaos.run(plan.seconds)
         audience.last_fault = asyncio.get_running_loop().time()
@@ -136,6 +150,7 @@ async def play(plan: Plan, directory: Path) -> Record:
         audience.enough.set()
         crowd.close()
         await asyncio.gather(publishing, visiting, audience.keep_looking(until=visiting))
+        said = await talking.finish(audience.spread, plan.settle_s)
         if not await audience.all_ended(plan.settle_s):
             for worker in workers.well():
                 worker.report_tasks()
@@ -157,7 +172,7 @@ async def play(plan: Plan, directory: Path) -> Record:
             partitions=PARTITIONS,
             lossy=server.lossy,
             stories=[scene.story for scene in stage.scenes.values()],
-            logs={run: log for run, log in logs.items() if run in stage.scenes or _is_of_crowd(log)},
+            logs={run: log for run, log in logs.items() if run in stage.scenes or _is_of_others(log)},
             topics=await observer.topics_of(client, prefix, audience.spread),
             executions=ledger.read(written),
             holders=ledger.read(ledger.holders_of(written)),
@@ -176,6 +191,7 @@ async def play(plan: Plan, directory: Path) -> Record:
             faults=dict(chaos.tally),
             change=await repartition.result(fresh) if changing else None,
             visits=crowd.visits,
+            talks=said,
         )
 
 
@@ -365,11 +381,12 @@ async def _until_accepted(command: Callable[[], Awaitable[T]]) -> T:
 
 
 def _partition(run: str, number: int = PARTITIONS) -> int:
-    return crc32(run.encode()) % number
+    return place(run, number)
 
 
-def _is_of_crowd(log: list[Entry]) -> bool:
-    return bool(log) and log[0].event.get("model") == MODEL
+def _is_of_others(log: list[Entry]) -> bool:
+    """Of a run that a client of a gateway began, or a session."""
+    return bool(log) and log[0].event.get("model") in (MODEL, talks.MODEL)
 
 
 async def _none_left(count: Callable[[], int]) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from tests.chaos import crowd, hostile, rogue
+from tests.chaos import crowd, hostile, rogue, talks
 from tests.chaos.guards import CHAINS, STOP, published_pieces
 from tests.chaos.record import Fate, Piece, Story
 from tests.e2e.fleet import BASE_PATHS
@@ -116,6 +116,8 @@ class Stage:
         """The provider's answer: the last word of a request is its run."""
         if request.token.startswith(crowd.TOKEN):
             return crowd.SCRIPT
+        if request.token.startswith(talks.TOKEN):
+            return talks.SCRIPT
         scene = self.scenes.get(request.token)
         return scene.script if scene else None
 

@@ -5,9 +5,8 @@ placed by the new number.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from zlib import crc32
 
-from tests.chaos.record import Record, Violation
+from tests.chaos.record import Record, Violation, place
 
 
 def judge(record: Record) -> Iterator[Violation]:
@@ -16,7 +15,7 @@ def judge(record: Record) -> Iterator[Violation]:
     for run, partitions in record.placed.items():
         if len(partitions) != 1:
             yield Violation("places", run, f"is in partitions {partitions}")
-        if outside := set(partitions) - {crc32(run.encode()) % number for number in numbers}:
+        if outside := set(partitions) - {place(run, number) for number in numbers}:
             yield Violation("places", run, f"is in partition {outside}, which follows from none of {numbers}")
     if not record.change:
         return
@@ -25,5 +24,5 @@ def judge(record: Record) -> Iterator[Violation]:
     elif not record.change.fresh:
         yield Violation("places", "", "no worker places runs by the new number")
     for run in record.change.fresh:
-        if record.placed.get(run, []) != [crc32(run.encode()) % record.change.number]:
+        if record.placed.get(run, []) != [place(run, record.change.number)]:
             yield Violation("places", run, f"began after the change, and is in {record.placed.get(run)}")

@@ -1,0 +1,127 @@
+"""Sessions: every append is told once and has one fate; one run is open at a time; all readers got one order; and the
+history is what a plain reading of the logs gives.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import takewhile
+from typing import Any
+
+from tests.chaos.judging.story import kept
+from tests.chaos.record import Record, Talk, Violation
+
+Event = dict[str, Any]
+Logs = dict[str, list[Event]]
+
+
+def judge(record: Record) -> Iterator[Violation]:
+    """Check each session by itself and against the logs of its runs."""
+    logs = {run: [entry.event for entry in log] for run, log in record.logs.items()}
+    for talk in record.talks:
+        problems = [*_appends(talk, lossy=record.lossy), *_runs(talk, logs)]
+        if not problems and not record.lossy:
+            problems = [*_order(talk, logs), *_history(talk, logs)]
+        for problem in problems:
+            yield Violation("talks", talk.session, problem)
+
+
+def _appends(talk: Talk, *, lossy: bool) -> Iterator[str]:
+    seqs = [event["session_seq"] for event in talk.log]
+    if seqs != list(range(len(seqs))):
+        yield f"session_seq has gaps or doubles: {seqs}"
+    told = Counter(event["append"] for event in talk.log if event["type"] in ("configured", "appended"))
+    ended = Counter(event["append"] for event in talk.log if event["type"] in ("delivered", "returned"))
+    ended["made"] += 1
+    sent = ["made", *(append for each in talk.sent for append in each)]
+    for append in sent:
+        if told[append] != 1 and not (lossy and not told[append]):
+            yield f"{append} is told {told[append]} times"
+        if ended[append] != told[append] and not (lossy and not told[append]):
+            yield f"{append} has {ended[append]} fates"
+    if strange := told.keys() - set(sent):
+        yield f"nobody sent {strange}"
+    if not lossy:
+        fates = {event["append"]: event["type"] for event in talk.log if event["type"] in ("delivered", "returned")}
+        if talk.fates != {**fates, "made": "delivered"}:
+            yield f"the server answers {talk.fates}, the log tells {fates}"
+        for each in talk.sent:
+            order = [e["append"] for e in talk.log if e["type"] == "appended" and e["append"] in each]
+            if order != each:
+                yield f"one writer sent {each}, and it was accepted as {order}"
+
+
+def _runs(talk: Talk, logs: Logs) -> Iterator[str]:
+    """One is open at a time, each begins with a message and ends once, and places are in its log."""
+    open_run, seen = "", list[str]()
+    for event in talk.log:
+        run = event.get("run", "")
+        if run and run != open_run:
+            if open_run or run in seen or event["type"] != "delivered":
+                yield f"run {run} begins with {event}, while {open_run or 'none'} is open"
+            open_run = run
+            seen.append(run)
+        if run and not -1 <= event["run_seq"] < len(logs.get(run, [])):
+            yield f"{event} is at no place of its run, which has {len(logs.get(run, []))} events"
+        if event["type"] == "run_ended":
+            log = logs.get(run, [])
+            if not log or event["run_seq"] != log[-1]["seq"] or log[-1]["type"] != event["status"]:
+                yield f"{event} is not the end of its run: {log[-1:]}"
+            open_run = ""
+    if open_run:
+        yield f"run {open_run} has no end"
+    if [int(run.rpartition(".")[2]) for run in seen] != list(range(len(seen))):
+        yield f"the runs are {seen}"
+
+
+def _order(talk: Talk, logs: Logs) -> Iterator[str]:
+    """What readers got is the session's events, and those of its runs where the session's say that they are."""
+    expected: list[str] = []
+    run, at = "", 0
+    for event in talk.log:
+        if (of := event.get("run", "")) != run and of:
+            run, at = of, 0
+        if of:
+            expected += [f"{run}:{e['seq']}" for e in logs[run][at : event["run_seq"] + 1]]
+            at = max(at, event["run_seq"] + 1)
+        expected.append(str(event["session_seq"]))
+    for n, got in enumerate(talk.got):
+        if got != expected:
+            at = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(got, expected, strict=False)))
+            there = f"{got[at : at + 3]}, not {expected[at : at + 3]}"
+            yield f"reader {n} got {len(got)} of {len(expected)} events; from {at} on {there}"
+
+
+def _history(talk: Talk, logs: Logs) -> Iterator[str]:
+    """The messages, read from the logs alone."""
+    items = {event["append"]: event["item"] for event in talk.log if event["type"] == "appended"}
+    begun: dict[str, list[str]] = {}
+    steers: dict[str, list[tuple[int, str]]] = {}
+    history: list[tuple[str, str]] = []
+    added: list[tuple[str, str]] = []
+    """Behind the open run."""
+    open_run = ""
+    for event in talk.log:
+        item = items.get(event.get("append", ""), {})
+        if event["type"] == "delivered" and item.get("type") == "message":
+            run = event.get("run", "")
+            if not item.get("run", True):
+                added.append(("user", item["content"]))
+            elif run != open_run:
+                open_run, begun[run] = run, [item["content"]]
+                history += added
+                added = []
+            else:
+                steers.setdefault(run, []).append((event["turn"], item["content"]))
+        elif event["type"] == "run_ended":
+            run, open_run = event["run"], ""
+            history += [("user", text) for text in begun[run]]
+            blocks = [block for block in kept(logs[run]) if block["kind"] == "text"]
+            turns = {block["turn"] for block in blocks} | {turn for turn, _ in steers.get(run, [])}
+            for turn in sorted(turns):
+                history += [("user", text) for at, text in steers.get(run, []) if at == turn]
+                text = "".join(block["content"] for block in blocks if block["turn"] == turn)
+                history += [("assistant", text)] if text else []
+    if [*history, *added] != [tuple(message) for message in talk.history]:
+        yield f"the history is {talk.history}, and the logs say {[*history, *added]}"
