@@ -3,6 +3,9 @@
 A worker starts the fork server from a clean interpreter (`executor.__main__`). It imports the deployment's code once,
 then only forks executors, kills them and reaps them. It lives as long as the worker's end of its socket, and its
 executors no longer than it does.
+
+Between the two stands a guard for each executor: the parent that work may kill, and to which processes come that the
+work left behind in sessions of their own (on Linux). It ends them with its executor.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 REAP_S = 0.2
 EXIT_DEFECT, EXIT_MEMORY = 1, 9
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
 
 
 class Link:
@@ -104,15 +107,20 @@ class _ForkServer:
         self._setup = setup
         self._serve = serve
         self._children: set[int] = set()
+        """The guards."""
+        self._of_code = _children()
+        """Processes that the deployment's code started as it was imported."""
 
     def run(self) -> None:
         """Serve the worker until its end of the socket closes."""
+        _adopt()
         try:
             while self._serve_one():
                 self._reap()
         finally:
             for pid in self._children:
                 _kill(pid)
+            _end_adopted(self._of_code)
 
     def _serve_one(self) -> bool:
         if not select.select([self._worker], [], [], REAP_S)[0]:
@@ -132,7 +140,7 @@ class _ForkServer:
         try:
             if (pid := os.fork()) == 0:
                 self._worker.close()
-                _run_executor(server, fds, self._setup, self._serve)
+                _guard(server, fds, self._setup, self._serve)
             self._children.add(pid)
         except OSError as e:  # the worker sees the connection close
             log.error("executor_not_forked", problem=str(e))
@@ -140,33 +148,56 @@ class _ForkServer:
             os.close(fd)
 
     def _reap(self) -> None:
-        """Reap the executors that ended, after killing the processes that they left behind."""
+        """Reap the guards that ended, after killing what is left of their group, and what guards that were killed left
+        behind.
+        """
         with suppress(ChildProcessError):
             while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                _kill(ended.si_pid)
+                if ended.si_pid in self._children:
+                    _kill(ended.si_pid)
                 os.waitpid(ended.si_pid, 0)
                 self._children.discard(ended.si_pid)
+        for pid in _children() - self._children - self._of_code:
+            _kill(pid)
 
 
 def _kill(pid: int) -> None:
-    """Kill the executor and the processes that it started."""
+    """Kill the process and its group: a guard, its executor and the processes that it started."""
     for kill in (os.killpg, os.kill):  # the group may not exist yet
         with suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
 
 
-def _run_executor(server: int, fds: list[int], setup: Setup, serve: Serve) -> Never:
+def _guard(server: int, fds: list[int], setup: Setup, serve: Serve) -> Never:
     try:
-        connection, page, prints = fds
         os.setpgid(0, 0)
         _end_with(server)
+        _adopt()
+        guard = os.getpid()
+        if (executor := os.fork()) == 0:
+            _run_executor(guard, fds, setup, serve)
+        for fd in fds:
+            os.close(fd)
+        while os.wait()[0] != executor:  # others were adopted
+            pass
+        _end_adopted(set())
+    except BaseException:
+        traceback.print_exc()
+        os._exit(EXIT_DEFECT)
+    os._exit(0)
+
+
+def _run_executor(guard: int, fds: list[int], setup: Setup, serve: Serve) -> Never:
+    try:
+        connection, page, prints = fds
+        _end_with(guard)
         for fd in (1, 2):
             os.dup2(prints, fd)
         os.close(prints)
         marking = Marking(MarksPage(page))
         _bound_memory(setup.memory_bytes)
         sock = socket.socket(fileno=connection)
-        sock.sendall(framed(os.getpid()))
+        sock.sendall(framed((os.getpid(), guard)))
         runner = asyncio.Runner()
         marking.install(runner.get_loop())
         runner.run(_linked(sock, marking, serve))
@@ -183,11 +214,34 @@ async def _linked(sock: socket.socket, marking: Marking, serve: Serve) -> None:
     await serve(Link(reader, writer, marking))
 
 
-def _end_with(server: int) -> None:
+def _end_with(parent: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != server:
+    if os.getppid() != parent:
         os._exit(0)
+
+
+def _adopt() -> None:
+    """Become the parent of processes below this one whose parent ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _children() -> set[int]:
+    """The children of this process; none where the system does not list them."""
+    with suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as children:
+        return {int(pid) for pid in children.read().split()}
+    return set()
+
+
+def _end_adopted(known: set[int]) -> None:
+    """End all children but these, and theirs, which come to this process."""
+    with suppress(ChildProcessError):
+        while adopted := _children() - known:
+            for pid in adopted:
+                _kill(pid)
+            for pid in adopted:
+                os.waitpid(pid, 0)
 
 
 def _bound_memory(memory_bytes: int) -> None:

@@ -52,7 +52,7 @@ class ExecutorProcess(asyncio.Protocol, ABC):
         """Of what runs in it, for the log of what it prints."""
         self.page: MarksPage
         """Made when it is forked, with its pipe."""
-        self.pid = 0
+        self.pid = self.guard = 0
         self.base_bytes = self.base_data_bytes = 0
         """Its memory at startup, resident and allocated."""
         self.forked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -111,6 +111,11 @@ class ExecutorProcess(asyncio.Protocol, ABC):
         """Resident memory since its startup."""
         return _statm(self.pid, 1) - self.base_bytes
 
+    @property
+    def has_left_processes(self) -> bool:
+        """Whether its work started processes that still run."""
+        return _children(self.pid) > 0 or _children(self.guard) > 1
+
     # --- asyncio.Protocol -----------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -122,7 +127,7 @@ class ExecutorProcess(asyncio.Protocol, ABC):
                 if self.pid:
                     self.on_message(body)
                 else:
-                    self.pid = msgspec.msgpack.decode(body, type=int)
+                    self.pid, self.guard = msgspec.msgpack.decode(body, type=tuple[int, int])
                     self.base_bytes, self.base_data_bytes = _statm(self.pid, 1), _statm(self.pid, 5)
                     if not self.forked.done():
                         self.forked.set_result(None)
@@ -231,7 +236,7 @@ class Executors:
         """Kill it. Does nothing if it is gone."""
         process.killed_for = process.killed_for or end
         if self._server:
-            self._server.kill(process.pid)
+            self._server.kill(process.guard)
 
     async def _replace(self, failed: _ForkServer) -> _ForkServer:
         """Return a new fork server instead of this one. All executors end with that. Raises SettingsError, OSError."""
@@ -283,7 +288,7 @@ class Executors:
         process.page.close()
         os.close(process.prints)
         if self._server:
-            self._server.kill(process.pid)  # it may only have closed its connection
+            self._server.kill(process.guard)  # it may only have closed its connection
         server_lost = process.lost or (self._server and self._server.is_gone)
         expected = self.closed or process.retired or server_lost
         end: End = "memory" if marks.out_of_memory else process.killed_for or "exited"
@@ -337,11 +342,11 @@ class _ForkServer:
             raise ConnectionError("the fork server is closed")
         socket.send_fds(self._sock, [COMMAND.pack(FORK, 0)], [connection, page, prints])
 
-    def kill(self, pid: int) -> None:
-        """Kill an executor and the processes that it started. Does nothing if it is gone."""
+    def kill(self, guard: int) -> None:
+        """Kill the executor of this guard and the processes that it started. Does nothing if it is gone."""
         if self._sock:
             with suppress(OSError):
-                self._sock.send(COMMAND.pack(KILL, pid))
+                self._sock.send(COMMAND.pack(KILL, guard))
 
     async def close(self) -> None:
         """Stop it, and all executors with it."""
@@ -366,6 +371,16 @@ def _is_gone(pid: int) -> bool:
     except PermissionError:  # it runs as another user
         pass
     return False
+
+
+def _children(pid: int) -> int:
+    """How many processes threads of this one have started; 0 if it is gone or the system does not list them."""
+    count = 0
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as children:
+                count += len(children.read().split())
+    return count
 
 
 def _statm(pid: int, column: int) -> int:

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -234,7 +234,7 @@ async def test_an_executor_that_is_gone_is_lost_although_a_process_of_its_policy
         run = judge(await separate(pool), "leaves")
         await eventually(lambda: bool(run.losses) if exits else run.seen == 2)
         assert run.losses == ([(Fault("leaves", 0, "exited"), True)] if exits else [])
-        await pool.stop()
-        os.kill(int(left.read_text()), 0)  # it still runs
     finally:
-        os.kill(int(left.read_text()), signal.SIGKILL)
+        await pool.stop()
+        with suppress(ProcessLookupError):  # on Linux its executor's guard has ended it
+            os.kill(int(left.read_text()), signal.SIGKILL)

@@ -1,7 +1,8 @@
 """Python tools as a tool worker calls them: in executors, each with one call at a time.
 
-An executor is used again by a later call, unless a call left it with much memory. If it ends by itself during a call,
-an earlier one may be the cause: so the call runs once more, in a new executor, and there the end is its own.
+An executor is used again by a later call, unless a call left much memory or processes in it. If it ends by itself
+during a call, an earlier one may be the cause: so the call runs once more, in a new executor, and there the end is its
+own. If all of them end with their fork server, nobody knows the cause: each call runs again, up to `MOST_LOSSES` times.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ GRACE_S = 1.0
 """How long a cancelled tool may take to clean up before its executor is killed."""
 IDLE_S = 60.0
 """An executor without a call for this long ends."""
+MOST_LOSSES = 2
 KEPT_SHARE = 4
 """An executor in which calls left more than this fraction of its memory is not used again."""
 _EXITED = "the tool's process ended during the call"
@@ -141,12 +143,14 @@ class PythonExecutors:
         """Call a tool in an executor and return the parts of its result. Raises ToolFailure."""
         answer: Returned | Failed
         process = self._idle.pop() if self._idle else await self._new(call.name)
+        losses = 0
         while True:
             try:
                 answer = await self._answer(process, call, context)
                 break
             except ExecutorLost as e:
-                if self._executors.closed or (e.end and process.calls == 1):
+                losses += e.end is None
+                if self._executors.closed or losses > MOST_LOSSES or (e.end and process.calls == 1):
                     problem = _MEMORY if e.end == "memory" else _EXITED
                     raise ToolFailure(call.name, e.end or "exited", problem) from None
             process = await self._new(call.name)
@@ -195,7 +199,7 @@ class PythonExecutors:
         self._executors.drain(process)
         process.answer = None
         process.idle_since = asyncio.get_running_loop().time()
-        if process.data_bytes > self._memory_bytes // KEPT_SHARE:
+        if process.data_bytes > self._memory_bytes // KEPT_SHARE or process.has_left_processes:
             process.retire()
         else:
             self._idle.append(process)

@@ -101,6 +101,32 @@ def leave_child(file: str) -> str:
     os._exit(3)
 
 
+def leave_session(file: str) -> str:
+    """Starts a process in a session of its own, whose parent is gone."""
+    if (child := os.fork()) == 0:
+        os.setsid()
+        if (grandchild := os.fork()) == 0:
+            time.sleep(600)
+        Path(file).write_text(str(grandchild))
+        os._exit(0)
+    os.waitpid(child, 0)
+    return "left"
+
+
+def kill_parent() -> str:
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(60)
+    return "never"
+
+
+def kill_fork_server() -> str:
+    """What no guard prevents: it looks for the process."""
+    status = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()
+    os.kill(int(status[1]), signal.SIGKILL)
+    time.sleep(60)
+    return "never"
+
+
 def env(name: str) -> str:
     return os.environ.get(name, "")
 

@@ -165,6 +165,43 @@ async def test_a_process_that_a_call_started_ends_with_its_executor(tmp_path: Pa
         await eventually(lambda: _is_gone(int(file.read_text())))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives orphans to another than init")
+@pytest.mark.parametrize("then", ["the next call", "the end of its executor", "the end of the worker"])
+async def test_a_process_in_a_session_of_its_own_does_not_outlive_the_executor_of_its_call(tmp_path: Path, then: str):
+    file = tmp_path / "pid"
+    async with tools("leave_session", "count") as made:
+        assert (await outcome(made, "leave_session", f'{{"file": "{file}"}}')).content == "left"
+        left = int(file.read_text())
+        if then == "the next call":
+            assert (await outcome(made, "count")).content == "1"
+        elif then == "the end of its executor":
+            await eventually(lambda: made.processes == 0)
+        if then != "the end of the worker":
+            await eventually(lambda: _is_gone(left))
+    await eventually(lambda: _is_gone(left))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere an executor does not end with its parent")
+async def test_a_call_that_kills_its_parent_is_ended_at_once_and_no_other_notices(tmp_path: Path):
+    ends: list[End] = []
+    file = tmp_path / "file"
+    async with tools("touch", "kill_parent", ends=ends) as made:
+        innocent = asyncio.create_task(outcome(made, "touch", f'{{"file": "{file}"}}'))
+        await eventually(lambda: file.exists() and bool(file.read_text()))
+        before, server = file.read_text(), _server_of(made)
+        assert await outcome(made, "kill_parent") == ToolOutcome(_EXITED, is_error=True)
+        assert (file.read_text(), _server_of(made)) == (before, server)
+        file.unlink()
+        assert await innocent == ToolOutcome("gone")
+        assert ends == ["exited"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+async def test_a_call_that_finds_and_kills_the_fork_server_is_ended_after_a_few_times():
+    async with tools("kill_fork_server") as made:
+        assert await outcome(made, "kill_fork_server") == ToolOutcome(_EXITED, is_error=True)
+
+
 def _is_gone(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii") as stat:  # nobody may have waited for it
