@@ -64,7 +64,7 @@ class Summarised(msgspec.Struct, frozen=True):
 
     of: SessionRun
     runs: int
-    begins_at: int
+    edits: int
     request: Generate
 
 
@@ -117,7 +117,7 @@ class SessionHistory:
         text = "".join(_words(messages)).strip()
         if not text:
             return
-        piece = Summary(wanted.runs, wanted.begins_at, [Message(role="user", content=SUMMARISED + text)])
+        piece = Summary(wanted.runs, wanted.edits, [Message(role="user", content=SUMMARISED + text)])
         of, at = wanted.of, self._keys.within(self._keys.partition_of(wanted.of.id))
         call = remember(
             at.session(of.ref),
@@ -142,7 +142,7 @@ class SessionHistory:
         runs = (await self._read(request, of, round(bound.tokens * ROOM))).left_out
         old = await self._read(request, msgspec.structs.replace(of, number=runs), None)
         messages = old.messages[: len(old.messages) - old.added]
-        what = f"{of.ref} {of.made} {runs} {old.begins_at} {bound}"
+        what = f"{of.ref} {of.made} {runs} {old.edits} {old.begins_at} {bound}"
         metadata: dict[str, object] = {"summary_of": of.id}
         if tenant := tenant_of(request.metadata):
             metadata["tenant"] = tenant
@@ -154,7 +154,7 @@ class SessionHistory:
             metadata=metadata,
             visible=False,
         )
-        return Summarised(of, runs, old.history_begins_at, summarises)
+        return Summarised(of, runs, old.edits, summarises)
 
 
 def _lines(messages: Sequence[Message]) -> Iterator[str]:

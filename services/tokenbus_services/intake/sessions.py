@@ -19,6 +19,7 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.layout import locate
 from tokenbus.bus.run_record import SESSION_LIVES
 from tokenbus.bus.scripts import sessions as session_scripts
+from tokenbus.bus.scripts.commit import MOST_RUNS
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.work_queue import QueueItem
@@ -232,7 +233,7 @@ class SessionAppends:
         now = self._server.clock.now_ms()
         if now - session.renewed_ms < self._keep_ms / SESSION_LIVES:
             return session
-        for keys in batched(self._keys_of_ended(session)):
+        for keys in batched(self._keys_of_ended(session, newest=MOST_RUNS)):
             pipe = self._server.client.pipeline(transaction=False)
             for key in keys:
                 pipe.pexpire(key, SESSION_LIVES * self._keep_ms)
@@ -251,10 +252,11 @@ class SessionAppends:
                 pipe.zrem(index, *(key.rpartition(":")[2] for key in keys[::2]))
             await retry_until_available(self._server, pipe.execute, what="deletion of a session's runs")
 
-    def _keys_of_ended(self, session: _Session) -> Iterator[str]:
-        """The hash and the log of each ended run."""
+    def _keys_of_ended(self, session: _Session, *, newest: int | None = None) -> Iterator[str]:
+        """The hash and the log of each ended run, or of so many ``newest``."""
         names = self._keys.within(self._keys.partition_of(session.ref))
-        for number in range(session.runs - bool(session.open_run)):
+        ended = session.runs - bool(session.open_run)
+        for number in range(max(0, ended - newest) if newest else 0, ended):
             run = session.run(number)
             yield names.run(run)
             yield names.log(run)

@@ -6,9 +6,10 @@ import pytest
 
 from tests.e2e.sessions.test_sessions import run_over, said, texts, told
 from tokenbus import HistoryBound
+from tokenbus.bus.scripts.commit import MOST_RUNS
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.public import Chunk
-from tokenbus.events.sessions import Fate, RunEnded
+from tokenbus.events.sessions import Fate, RunEnded, session_ref
 from tokenbus.testing import LocalBus
 from tokenbus_services.mock_provider import Delivery, Reply, Stall, Turn
 
@@ -147,3 +148,23 @@ async def test_a_provider_that_can_do_it_compacts_the_history_itself(provider: s
             assert ("one one" in sent) == bool(field)
             assert field in sent
             assert ("were left out" in str(steps)) == (not field)
+
+
+async def test_a_session_keeps_what_its_newest_runs_added() -> None:
+    with LocalBus() as local:
+        local.model_says("two", "one", "two", "three")
+        async with local.client() as bus:
+            session = bus.session("many")
+            await session.configure(MODEL, messages=[{"role": "user", "content": "before"}])
+            await session.send("first")
+            await told(session, run_over)
+            # As if many runs had been between: the script looks at numbers alone.
+            ref = session_ref("", "many")
+            keys = await bus._deployment.keys_of(ref)  # pyright: ignore[reportPrivateUsage]
+            client = bus._deployment.server.client  # pyright: ignore[reportPrivateUsage]
+            await client.hset(keys.session(ref), "runs", MOST_RUNS)
+            await session.send("second")
+            await told(session, run_over, 2)
+            assert texts(await session.messages()) == [("user", "second"), ("assistant", "one")]
+            pieces = [name.decode() for name in await client.hkeys(keys.of_session(ref)[3])]
+            assert not [name for name in pieces if name.endswith(":0") or name == "before"]

@@ -31,6 +31,8 @@ MOST_EVENT_BYTES = 16 * 2**20
 """And so many bytes of them, but for the newest."""
 MOST_TAKEN_BYTES = 4 * 2**20
 """Up to this size what waits begins a run together, steers one, or is added between two; one message always does."""
+MOST_RUNS = 4000
+"""A session keeps so many of its newest runs, and what they added to its history: more than its events can tell of."""
 MOST_REWRITTEN = 1000
 """Of so many runs a rewritten history gives its memory back at once; of older ones when the session ends."""
 TRIMMED_AT_ONCE = 16
@@ -97,6 +99,7 @@ LUA: Mapping[str, Any] = {
     "LIFETIMES": LIFETIMES,
     "DELETED_MS": DELETED_MS,
     "MOST_REWRITTEN": MOST_REWRITTEN,
+    "MOST_RUNS": MOST_RUNS,
     "MOST_TAKEN_BYTES": MOST_TAKEN_BYTES,
     "MOST_EVENTS": MOST_EVENTS,
     "MOST_EVENT_BYTES": MOST_EVENT_BYTES,

@@ -36,8 +36,8 @@ class Summary(msgspec.Struct, frozen=True, array_like=True):
     """The piece ``summary``: what stands for the messages before the run ``runs`` in a request with a bound."""
 
     runs: int
-    begins_at: int
-    """Where the history began then; if it was rewritten since, the summary is void."""
+    edits: int
+    """How often the history was rewritten; once that is more, the summary is void."""
     messages: list[Message]
 
 
@@ -64,8 +64,8 @@ class History(msgspec.Struct, frozen=True):
     """The first run whose messages they have; those before it are ``before`` or a summary."""
     summary: bool = False
     """They begin with a summary."""
-    history_begins_at: int = 0
-    """The run behind the last rewriting."""
+    edits: int = 0
+    """How often the history was rewritten."""
 
 
 async def history_before(
@@ -86,16 +86,16 @@ async def history_before(
     at = keys.within(keys.partition_of(of.id))  # where a fetcher knows the run to be
     key = at.of_session(of.ref)[3]
     n = of.number
-    names = ["before", "begins_at", f"add:{n}", f"in:{n}", f"steer:{n}", f"add:{n + 1}", "summary"]
+    names = ["before", "begins_at", f"add:{n}", f"in:{n}", f"steer:{n}", f"add:{n + 1}", "summary", "edits"]
     first: list[bytes | None] = await server.client.hmget(key, names)
     before, added, own, following = (_decoded(piece) for piece in (first[0], first[2], first[3], first[5]))
     begins_at, steers = int(first[1] or 0), _steers.decode(first[4] or b"[]")
     if begins_at > n:
         before = []  # of later runs: what was before this one is gone
-    rewritten_at, summarised = begins_at, False
+    edits, summarised = int(first[7] or 0), False
     if keep and first[6]:
         summary = msgspec.json.decode(first[6], type=Summary)
-        if summarised := summary.begins_at == begins_at and summary.runs <= n:
+        if summarised := summary.edits == edits and begins_at <= summary.runs <= n:
             begins_at, before = summary.runs, summary.messages
 
     def history(left_out: int = 0, *, whole: bool = True) -> History:
@@ -109,7 +109,7 @@ async def history_before(
             whole=whole,
             begins_at=begins_at,
             summary=summarised,
-            history_begins_at=rewritten_at,
+            edits=edits,
         )
 
     newest_first = [added]

@@ -1,7 +1,18 @@
 -- The runs of a session: how they begin and end. `s`: as in `session`, with `runs` (how many there were) and `waiting`
 -- (the bytes that wait) too.
 -- Uses: session, whole, begin_run, list_session
--- Constants: DELETED_MS, MOST_REWRITTEN, MOST_TAKEN_BYTES
+-- Constants: DELETED_MS, MOST_REWRITTEN, MOST_RUNS, MOST_TAKEN_BYTES
+local function forget_pieces(s, number)
+  local at = whole(number)
+  redis.call('HDEL', s.history, 'add:' .. at, 'in:' .. at, 'steer:' .. at, 'out:' .. at, 'heard:' .. at)
+end
+local function forget_run(s, number)
+  -- What a run added to the history, and all before it.
+  if number < 0 or tonumber(redis.call('HGET', s.history, 'begins_at') or '0') > number then return end
+  forget_pieces(s, number)
+  redis.call('HDEL', s.history, 'before')
+  redis.call('HSET', s.history, 'begins_at', whole(number + 1))
+end
 local function start_session_run(s, keys, run, taken, ttl_ms)
   -- `taken`: appends and their work; `keys`: as of `begin_run`.
   local last = taken[#taken].work
@@ -14,6 +25,7 @@ local function start_session_run(s, keys, run, taken, ttl_ms)
   local h = redis.call('HMGET', keys.run_key, 'status', 'cancel')
   begin_run(keys, run, frame, work, h[1] == 'awaited' and h[2], fields, whole(s.now), ttl_ms)
   redis.call('HSET', s.history, 'in:' .. whole(s.runs), '[' .. table.concat(messages, ',') .. ']')
+  forget_run(s, s.runs - MOST_RUNS)
   s.run, s.runs, s.newest = run, s.runs + 1, -1
   for _, each in ipairs(taken) do delivered(s, each.append, 0) end
 end
@@ -46,9 +58,9 @@ local function rewrite_history(s, runs, messages)
   local began = tonumber(redis.call('HGET', s.history, 'begins_at') or '0')
   if runs < began then return false end
   for n = math.max(began, runs - MOST_REWRITTEN), runs - 1 do
-    local at = whole(n)
-    redis.call('HDEL', s.history, 'add:' .. at, 'in:' .. at, 'steer:' .. at, 'out:' .. at, 'heard:' .. at)
+    forget_pieces(s, n)
   end
+  redis.call('HINCRBY', s.history, 'edits', 1)
   redis.call('HSET', s.history, 'before', messages, 'begins_at', whole(runs))
   return true
 end
