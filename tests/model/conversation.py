@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from itertools import count
 
 import msgspec
@@ -26,6 +27,7 @@ from tokenbus.events.requests import (
     Configure,
     Generate,
     Interrupt,
+    Message,
     SessionItem,
     SessionMessage,
     WhenBusy,
@@ -55,7 +57,7 @@ class Writer:
             retry=RetrySettings(max_attempts=1000, max_losses=1000),
         )
         creation = RunCreation(settings, self._server)
-        self._appends = SessionAppends(self._server, settings, creation, _as_it_is, _unchanged)
+        self._appends = SessionAppends(self._server, settings, creation, _as_it_is, offload=_unchanged, keep=_nothing)
         self._runner.run(self._server.clock.measure())
 
     def call(self, append: Append) -> ScriptCall:
@@ -74,6 +76,10 @@ async def _as_it_is(request: Generate) -> tuple[Generate, PolicyPlan | None, lis
 
 async def _unchanged(request: Generate) -> Generate:
     return request
+
+
+async def _nothing(messages: Sequence[Message]) -> None:
+    pass
 
 
 class Conversation:

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from tokenbus.blob_wire import DEPLOYMENT_ENV
 from tokenbus.bus.liveness import STUCK_S, Liveness, rest, slack, stop_task
+from tokenbus.bus.run_record import SESSION_LIVES
 from tokenbus.bus.server.retry import Defects
 from tokenbus.errors import BlobError
 from tokenbus_services.blobs.auth import secret_of
@@ -77,7 +78,10 @@ class BlobService:
 
 def create(settings: Settings) -> AsgiApp:
     """Create a blob store. Raises SettingsError."""
-    store = create_store(settings.blobs, Path(settings.data_dir) / "blobs", lease_s=settings.retention.open_run_s)
+    kept = settings.retention
+    directory = Path(settings.data_dir) / "blobs"
+    longest_s = SESSION_LIVES * kept.session_s
+    store = create_store(settings.blobs, directory, lease_s=kept.open_run_s, longest_lease_s=longest_s)
     registry = CollectorRegistry()
     tracer = open_tracer(settings, "blobs", registry)
     service = BlobService(store, ttl_s=settings.blobs.ttl_s, tracer=tracer)

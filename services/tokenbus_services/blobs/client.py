@@ -114,6 +114,10 @@ class HttpBlobs:
         """Extend the blob's life by the maximum duration of a run, from now. Raises BlobNotFound, BlobUnavailable."""
         await self._post(blob_id, "lease")
 
+    async def lease_for(self, blob_id: str, seconds: float) -> None:
+        """Extend the blob's life to so many seconds from now, if the store allows it. Raises as `lease`."""
+        await self._post(blob_id, f"lease?seconds={seconds:.0f}")
+
     async def check(self, blob_id: str) -> None:
         """Have the service verify the content against its id. Raises BlobCorrupt, BlobNotFound, BlobUnavailable."""
         await self._post(blob_id, "check")

@@ -4,7 +4,8 @@
 ``PUT /blobs/{id}``          the same, if the content has this address
 ``GET``, ``HEAD /blobs/{id}``  the content, with its media type, length and ETag; with ``Range`` a part, which is not
                              verified. Reading it whole takes a lease
-``POST /blobs/{id}/lease``   extend its life by the maximum duration of a run: 204
+``POST /blobs/{id}/lease``   extend its life by the maximum duration of a run, or by ``?seconds=``, at most twice
+                             `retention.session_s`: 204
 ``POST /blobs/{id}/check``   verify the stored bytes against the address: 204, or 500 and `blob_corrupt`
 ``GET /blobs/{id}/link``     a URL of the backend, valid for ``?seconds=`` (up to an hour), as JSON, if it has such URLs
 
@@ -167,7 +168,7 @@ class BlobRoutes:
                 allow = (b"allow", ", ".join(sorted(allowed)).encode())
                 await _send_json(send, HTTPStatus.METHOD_NOT_ALLOWED, problem, [allow])
             elif what == "lease":
-                await self._store.lease(blob_id)
+                await self._store.lease(blob_id, seconds=_seconds(scope))
                 await _send_empty(send, HTTPStatus.NO_CONTENT)
             elif what == "check":
                 await self._store.verify(blob_id)
@@ -264,6 +265,15 @@ class BlobRoutes:
         else:
             await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body"})
+
+
+def _seconds(scope: Scope) -> int | None:
+    given = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"))).get("seconds")
+    if given is None:
+        return None
+    if not re.fullmatch(r"[0-9]{1,9}", given):
+        raise BlobRefused("seconds", "must be a whole number")
+    return int(given)
 
 
 def _part(scope: Scope, etag: bytes, size: int) -> ByteRange | None:

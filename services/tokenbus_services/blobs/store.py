@@ -51,9 +51,15 @@ _PUTS_AT_ONCE = 8
 _KNOWN_LEASES = 10_000
 
 
-def create(settings: BlobSettings, directory: Path, *, lease_s: float = RetentionSettings().open_run_s) -> BlobStore:
-    """Create the store configured by the settings; see `backend.opened`. A lease lasts ``lease_s``. Raises
-    SettingsError.
+def create(
+    settings: BlobSettings,
+    directory: Path,
+    *,
+    lease_s: float = RetentionSettings().open_run_s,
+    longest_lease_s: float = 0.0,
+) -> BlobStore:
+    """Create the store configured by the settings; see `backend.opened`. A lease lasts ``lease_s``, or as long as it is
+    asked for, up to ``longest_lease_s``. Raises SettingsError.
     """
     objects = backend.opened(settings.url, directory)
     return BlobStore(
@@ -61,6 +67,7 @@ def create(settings: BlobSettings, directory: Path, *, lease_s: float = Retentio
         max_bytes=settings.max_bytes,
         ttl_s=settings.ttl_s,
         lease_s=lease_s,
+        longest_lease_s=longest_lease_s,
         quota_bytes=settings.quota_bytes or None,
     )
 
@@ -75,11 +82,15 @@ class BlobStore:
         max_bytes: int,
         ttl_s: float,
         lease_s: float,
+        longest_lease_s: float = 0.0,
         quota_bytes: int | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """``quota_bytes``: limit of all blobs, see `Quota`."""
+        """``longest_lease_s``: bound of what `lease` may be asked for. ``quota_bytes``: limit of all blobs, see
+        `Quota`.
+        """
         self.max_bytes = max_bytes
+        self.longest_lease_s = max(lease_s, longest_lease_s)
         self._objects = objects
         self._ttl_s = ttl_s
         self._lease_s = lease_s
@@ -142,20 +153,21 @@ class BlobStore:
         async for _ in (await self.open(blob_id)).chunks():
             pass
 
-    async def lease(self, blob_id: str) -> None:
-        """Keep the blob for at least half of ``lease_s``, normally all of it. Costs nothing while a lease lasts that
-        long.
+    async def lease(self, blob_id: str, *, seconds: float | None = None) -> None:
+        """Keep the blob for at least half of ``seconds``, normally all of them; None: of ``lease_s``. Costs nothing
+        while a lease lasts that long.
 
         Raises BlobNotFound, BlobRefused for an invalid id, BlobUnavailable.
         """
+        lease_s = self._lease_s if seconds is None else min(seconds, self.longest_lease_s)
         digest, now = parse_blob_id(blob_id), self._clock()
-        if self._leased.get(digest, 0) >= now + self._lease_s / 2:
+        if self._leased.get(digest, 0) >= now + lease_s / 2:
             return
         async with self._lock(digest):  # no sweep between the check and the lease
             await self._find(blob_id)
             until = await self._leased_until(digest)
-            if until < now + self._lease_s / 2:
-                until = math.ceil(now + self._lease_s)
+            if until < now + lease_s / 2:
+                until = math.ceil(now + lease_s)
                 with store_errors("lease"):
                     await obstore.put_async(self._objects, lease_key(digest, until), b"")
         if len(self._leased) >= _KNOWN_LEASES:

@@ -33,6 +33,7 @@ from tokenbus_services.fetcher.image_offload import ImageStore
 from tokenbus_services.fetcher.limits.token_estimate import TokenTally
 from tokenbus_services.fetcher.limits.wait_queue import FairQueue
 from tokenbus_services.fetcher.request_media import TurnMedia
+from tokenbus_services.fetcher.session_history import Keep
 from tokenbus_services.fetcher.turn_admission import NotCalled, Turn, TurnAdmission, waits_as
 from tokenbus_services.fetcher.uploads.upload import UploadFailed
 from tokenbus_services.fetcher.writing.attempt_writer import AttemptWriter
@@ -78,13 +79,14 @@ class AttemptRunner:
         answer_bytes: int,
         stop: Callable[[QueueItem], None],
         left: LeftJobs,
+        keep: Keep,
         retry: RetrySettings,
         silent: SilentCalls | None = None,
         tracer: RunTracer = NO_TRACER,
     ) -> None:
         """``images``: where images of answers are stored. ``answer_bytes``: maximum size of one answer. ``stop`` ends
         the work on an item whose attempt the server no longer accepts. ``left`` gets jobs that are not read to
-        their end. ``silent`` counts calls without an answer.
+        their end. ``keep`` keeps the blobs of a session's history. ``silent`` counts calls without an answer.
         """
         self._server = server
         self._queue = queue
@@ -100,7 +102,7 @@ class AttemptRunner:
         self._silent = silent
         self._tracer = tracer
         self._spans = CallSpans(tracer)
-        self._turns = TurnAdmission(server, keys, queue, admission, scopes, lags=writer.lags)
+        self._turns = TurnAdmission(server, keys, queue, admission, scopes, lags=writer.lags, keep=keep)
 
     async def work(self, item: QueueItem) -> None:
         """Make the attempt and run it to its end."""

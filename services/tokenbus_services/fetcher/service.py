@@ -12,6 +12,7 @@ import msgspec
 from tokenbus.bus.control import ControlListener
 from tokenbus.bus.keys import Keys, partition_in
 from tokenbus.bus.liveness import rest
+from tokenbus.bus.run_record import SESSION_LIVES
 from tokenbus.bus.stage.chain import Chain
 from tokenbus.bus.work_queue import QueueItem, QueueOptions, WorkQueue
 from tokenbus.events.frames import Control, turn_decoder
@@ -123,6 +124,11 @@ class FetcherService:
             liveness=liveness,
         )
         self._cancels = Cancels(server, keys, self._requests, liveness)
+        media = IntakeMedia(
+            self._blobs,
+            inline_characters=settings.blobs.inline_characters,
+            session_s=SESSION_LIVES * settings.retention.session_s,
+        )
         self._intake = Intake(
             server,
             settings,
@@ -130,7 +136,7 @@ class FetcherService:
             self._cancels,
             providers=self._providers.get,
             tools=tools,
-            media=IntakeMedia(self._blobs, inline_characters=settings.blobs.inline_characters),
+            media=media,
             tracer=core.tracer,
         )
         self._silent = SilentCalls(server, keys, core.registry, worker=worker, models=KnownModels(settings))
@@ -148,6 +154,7 @@ class FetcherService:
             answer_bytes=limits.answer_bytes,
             stop=self._stop,
             left=self._left,
+            keep=media.keep,
             retry=settings.retry,
             silent=self._silent,
             tracer=core.tracer,

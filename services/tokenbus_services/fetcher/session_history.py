@@ -49,6 +49,9 @@ summary, in the language of the conversation.
 SUMMARISED = "What was said before, in summary:\n\n"
 
 
+Keep = Callable[[Sequence[Message]], Awaitable[None]]
+
+
 class InSession(msgspec.Struct, frozen=True):
     """A run's request in its session."""
 
@@ -71,15 +74,18 @@ class Summarised(msgspec.Struct, frozen=True):
 class SessionHistory:
     """Reads histories for one fetcher."""
 
-    def __init__(self, server: Server, keys: Keys, sleep: Callable[[float], Awaitable[None]]) -> None:
+    def __init__(self, server: Server, keys: Keys, sleep: Callable[[float], Awaitable[None]], keep: Keep) -> None:
+        """``keep`` keeps the blobs of messages for as long as a session."""
         self._server = server
         self._keys = keys
         self._sleep = sleep
+        self._keep_blobs = keep
 
     async def before(self, request: Generate, of: SessionRun, bound: HistoryBound | None) -> InSession:
         """The request with the history of its session, what steers the run, and notes on what was left out."""
         tokens = bound.tokens if bound else None
         found = await self._read(request, of, tokens)
+        await self._keep_blobs(found.messages)
         own = found.own or request.messages
         whole = msgspec.structs.replace(request, messages=[*found.messages, *own])
         if found.whole:

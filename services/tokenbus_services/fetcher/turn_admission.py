@@ -37,7 +37,7 @@ from tokenbus_services.fetcher.backpressure import Backpressure
 from tokenbus_services.fetcher.calls.call_timeouts import DEADLINE_PASSED
 from tokenbus_services.fetcher.limits.token_estimate import estimate
 from tokenbus_services.fetcher.limits.wait_queue import FairQueue, WaitedTooLong
-from tokenbus_services.fetcher.session_history import InSession, SessionHistory, Summarised
+from tokenbus_services.fetcher.session_history import InSession, Keep, SessionHistory, Summarised
 
 LOOK_S = 1.0
 """How often a run that waits for the policy stage checks whether it still has to wait; it may have ended."""
@@ -86,16 +86,24 @@ class TurnAdmission:
     """Decides when the calls of one fetcher's turns start."""
 
     def __init__(
-        self, server: Server, keys: Keys, queue: WorkQueue, admission: FairQueue, scopes: Scopes, *, lags: Backpressure
+        self,
+        server: Server,
+        keys: Keys,
+        queue: WorkQueue,
+        admission: FairQueue,
+        scopes: Scopes,
+        *,
+        lags: Backpressure,
+        keep: Keep,
     ) -> None:
-        """``admission``: where turns wait for a slot."""
+        """``admission``: where turns wait for a slot. ``keep`` keeps the blobs of a session's history."""
         self._server = server
         self._keys = keys
         self._queue = queue
         self._admission = admission
         self._scopes = scopes
         self._lags = lags
-        self._history = SessionHistory(server, keys, admission.sleep)
+        self._history = SessionHistory(server, keys, admission.sleep, keep)
         self._looking_up = LookUps(keys, most=LOOK_UPS, apart=server.topology == "cluster")
 
     async def admit(self, item: QueueItem, run: str, work: TurnWork) -> tuple[Turn, Reservation] | None:

@@ -91,7 +91,9 @@ class Intake:
         self._tools = DeclaredTools(server, tools, mcp_prefixes=settings.mcp_prefixes, listed=listed)
         self._media = media
         self._creation = RunCreation(settings, server, tracer)
-        self._sessions = SessionAppends(server, settings, self._creation, self._prepared, media.offload)
+        self._sessions = SessionAppends(
+            server, settings, self._creation, self._prepared, offload=media.offload, keep=media.keep
+        )
 
     async def accept(self, items: Sequence[QueueItem]) -> None:
         """Accept these requests; returns when each is a run, a cancel, or reported as refused.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from base64 import b64decode
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, suppress
 from typing import TypeVar
 
@@ -37,7 +37,7 @@ from tokenbus.events.requests import (
 )
 from tokenbus_services.intake.usable_fallbacks import CallInput
 from tokenbus_services.media.blob_cache import RecentBlobs
-from tokenbus_services.media.locate import MediaFailed, media_of, request_with
+from tokenbus_services.media.locate import MediaFailed, media_in, media_of, request_with
 
 # Opaque data are optional: a value that is gone or too large is left out with a note. Only if the store is temporarily
 # away does the attempt end, to be retried.
@@ -49,7 +49,7 @@ MOST_BYTES = 16 * 2**20
 _Holding = TextPart | ThinkingPart | ImagePart | ToolCallPart
 
 
-def blobs_named(messages: list[Message]) -> Iterator[str]:
+def blobs_named(messages: Sequence[Message]) -> Iterator[str]:
     """Yield the ids of all blobs that hold opaque data of these messages."""
     for message in messages:
         for part in message.content if isinstance(message.content, list) else ():
@@ -122,6 +122,7 @@ TRY_S = 5.0
 AWAY_S = 5.0
 """Pause before a store that failed is called again."""
 AT_ONCE = 8
+MOST_KEPT = 10_000
 MOST_BLOBS = 1000
 """Maximum distinct blobs per request: requests read with it wait while they are leased."""
 
@@ -134,11 +135,19 @@ class IntakeMedia:
     """Moves the large media of requests to the blob store."""
 
     def __init__(
-        self, blobs: RecentBlobs, *, inline_characters: int, clock: Callable[[], float] = time.monotonic
+        self,
+        blobs: RecentBlobs,
+        *,
+        inline_characters: int,
+        session_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``inline_characters``: base64 up to this length stays in the request."""
+        """``inline_characters``: base64 up to this length stays in the request. ``session_s``: see `keep`."""
         self._blobs = blobs
         self._inline_characters = inline_characters
+        self._session_s = session_s
+        self._kept: dict[str, float] = {}
+        """When this worker last leased a blob of a session, by id."""
         self._clock = clock
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._away_until = 0.0
@@ -164,6 +173,23 @@ class IntakeMedia:
                     pass
         await asyncio.gather(*(self._lease(blob_id) for blob_id in named))
         return request_with(request, sources)
+
+    async def keep(self, messages: Sequence[Message]) -> None:
+        """Lease the blobs of a session's messages for ``session_s``. As cheap as nothing for those that this worker has
+        leased in the last quarter of that time. Errors are ignored, as those of a run's lease.
+        """
+        named = set(blobs_named(messages))
+        named |= {part.source.blob_id for _, part in media_in(messages, "") if isinstance(part.source, BlobSource)}
+        since = self._clock() - self._session_s / 4
+        due = [blob_id for blob_id in named if self._kept.get(blob_id, since) <= since]
+        await asyncio.gather(*(self._keep(blob_id) for blob_id in due))
+
+    async def _keep(self, blob_id: str) -> None:
+        with suppress(BlobError):
+            await self._call_store(lambda: self._blobs.lease_for(blob_id, self._session_s))
+            if len(self._kept) >= MOST_KEPT:
+                self._kept.clear()
+            self._kept[blob_id] = self._clock()
 
     async def _moved(self, where: str, source: Base64Source) -> Source:
         try:

@@ -114,15 +114,20 @@ class SessionAppends:
         settings: Settings,
         creation: RunCreation,
         prepare: Prepare,
+        *,
         offload: Callable[[Generate], Awaitable[Generate]],
+        keep: Callable[[Sequence[Message]], Awaitable[None]],
     ) -> None:
-        """``prepare`` checks a request and stores its media, as for any run; ``offload`` only does the second."""
+        """``prepare`` checks a request and stores its media, as for any run; ``offload`` only does the second. ``keep``
+        keeps what is stored for as long as a session.
+        """
         self._server = server
         self._keys: Keys = settings.keys
         self._creation = creation
         self._settings = settings
         self._prepare = prepare
         self._offload = offload
+        self._keep = keep
         self._open_ms = round(settings.retention.open_run_s * 1000)
         self._keep_ms = round(settings.retention.session_s * 1000)
         self._share = SessionShare(server, settings)
@@ -154,6 +159,7 @@ class SessionAppends:
                 when_busy = message.when_busy or config.when_busy
                 how = "steer_now" if when_busy == "steer" and message.now else when_busy
                 request, policy_plan, notes = await self._prepare_message(config, message, append)
+                await self._keep(request.messages)
                 request, bound = self._bounded(request, config.history)
                 work = self._creation.session_work(
                     request, name, policy_plan, notes, version=session.version, history=bound
@@ -302,8 +308,11 @@ class SessionAppends:
 
     async def _stored(self, messages: list[Message]) -> list[Message]:
         """The messages as they are kept: with their media in the store. Raises RequestInvalid."""
-        request = Generate(provider=_ANY, model=_ANY, messages=messages)
-        return (await self._offload(request)).messages if messages else []
+        if not messages:
+            return []
+        stored = (await self._offload(Generate(provider=_ANY, model=_ANY, messages=messages))).messages
+        await self._keep(stored)
+        return stored
 
     def _request(
         self, fields: Mapping[str, object], messages: list[Message], append: Append

@@ -44,6 +44,13 @@ class _Checks(Protocol):
     async def check(self, blob_id: str) -> None: ...
 
 
+@runtime_checkable
+class _LongLeases(Protocol):
+    """A loader whose store can keep a blob longer than a run."""
+
+    async def lease_for(self, blob_id: str, seconds: float) -> None: ...
+
+
 class RecentBlobs:
     """Caches blobs by id, up to ``limit`` bytes in memory, least recently used evicted first. For one event loop."""
 
@@ -108,6 +115,13 @@ class RecentBlobs:
         if isinstance(self._loader, BlobStreams):
             with _blob_errors():
                 await self._loader.lease(blob_id)
+
+    async def lease_for(self, blob_id: str, seconds: float) -> None:
+        """Extend the blob's life to so many seconds, if the store can do that. Raises BlobError."""
+        parse_blob_id(blob_id)
+        if isinstance(self._loader, _LongLeases):
+            with _blob_errors():
+                await self._loader.lease_for(blob_id, seconds)
 
     async def store(self, content: bytes | AsyncIterable[bytes], media_type: str) -> str:
         """Store content for at least the maximum duration of a run, and return its id. Raises BlobError."""

@@ -31,6 +31,7 @@ _LEASE = re.compile(r"\{\d+\}:lease:(normalizer|parser|policy)")
 _MOST_TRIMMED = 300
 """Maximum entries of a trimmed stream at rest: a trim removes whole nodes, of 100 entries by default."""
 _MOST_CONTROL = 1_200
+_MOST_AUDITED = 10_100
 _LOSS_MESSAGES = ("a fail-over lost the entries after", "runs that lost events continue")
 """Log messages of an owner that remembers more than the server does, and of one that lost its lease because of this."""
 _HUGE_MESSAGES = ("-huge", "bytes: at most 100663296 are read", "UnreadableEntry")
@@ -80,6 +81,8 @@ def _key(key: KeyFact, poison: int) -> str | None:
         return f"holds {key.length}, and no work is left" if key.length else None
     if _TRIMMED.fullmatch(name):
         return f"{key.length} entries, though all are consumed" if key.length > _MOST_TRIMMED else None
+    if name == "audit":
+        return f"{key.length} entries" if key.length > _MOST_AUDITED else None
     if name.endswith(":control"):
         return f"{key.length} entries" if key.length > _MOST_CONTROL else None
     if _DEAD.fullmatch(name):

@@ -152,7 +152,7 @@ async def test_an_append_to_no_session_or_one_that_is_invalid_is_returned_with_t
         with pytest.raises(RequestInvalid, match="there is no session 'chat'"):
             await session.send("hello", append="a")
         await session.configure(CONFIG)
-        for wrong in ({**CONFIG, "provider": "nobody"}, {**CONFIG, "max_tokens": 0}, {"provider": "openai-chat"}):
+        for wrong in ({**CONFIG, "provider": "nobody"}, {**CONFIG, "max_tokens": 0}, {"max_tokens": "few"}):
             with pytest.raises(RequestInvalid):
                 await session.configure(wrong)
         request = {"type": "append", "session": "chat", "id": "x", "item": {"type": "message", "content": 7}}

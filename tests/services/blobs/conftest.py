@@ -32,7 +32,9 @@ class MemoryBlobs:
         self.root = root
         self.now = 0.0
         """Added to the store's clock."""
-        self.store = BlobStore(objects, max_bytes=MAX_BYTES, ttl_s=100.0, lease_s=1000.0, clock=self.clock)
+        self.store = BlobStore(
+            objects, max_bytes=MAX_BYTES, ttl_s=100.0, lease_s=1000.0, longest_lease_s=4000.0, clock=self.clock
+        )
 
     def clock(self) -> float:
         return time.time() + self.now

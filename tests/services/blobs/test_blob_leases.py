@@ -10,7 +10,10 @@ import pytest
 from tests.services.blobs.conftest import MemoryBlobs, Served
 from tokenbus.blobs import blob_id_of
 from tokenbus.errors import BlobNotFound
+from tokenbus.events.requests import BlobSource, ImagePart, Message, TextPart
 from tokenbus_services.blobs.client import HttpBlobs
+from tokenbus_services.intake.blob_offload import IntakeMedia
+from tokenbus_services.media.blob_cache import RecentBlobs
 
 CONTENT = b"needed by a run"
 TTL_S, LEASE_S = 100, 1000
@@ -80,6 +83,32 @@ async def test_a_lease_can_be_asked_for(blob_store: MemoryBlobs, service: Served
         assert _leases(blob_store) == 1
         with pytest.raises(BlobNotFound):
             await blobs.lease(blob_id_of(b"never stored"))
+
+
+async def test_the_blobs_of_a_sessions_messages_are_kept_as_long_as_the_session(
+    blob_store: MemoryBlobs, service: Served
+) -> None:
+    blobs = HttpBlobs(service.url)
+    image, signature, other = [await blobs.store(name, "image/png") for name in (b"image", b"signature", b"other")]
+    source = BlobSource(blob_id=image.blob_id, media_type="image/png")
+    said = Message(role="user", content=[ImagePart(source=source)])
+    thought = Message(role="assistant", content=[TextPart(text="Hm", opaque_blobs={"s": signature.blob_id})])
+    media = IntakeMedia(RecentBlobs(blobs, 0), inline_characters=1000, session_s=3000.0)
+    await blobs.lease(image.blob_id)
+    for _ in range(2):
+        await media.keep([said, thought, Message(role="user", content="Hello")])
+    assert _leases(blob_store) == 3, "a longer one beside that of a run"
+    blob_store.now = 2990
+    await blob_store.store.sweep()
+    for ref in (image, signature):
+        assert await blobs.load(ref.blob_id)
+    with pytest.raises(BlobNotFound):
+        await blobs.load(other.blob_id)
+    await blobs.lease_for(image.blob_id, 10**6)
+    blob_store.now = 2990 + 4010
+    await blob_store.store.sweep()
+    assert blob_store.everything() == [], "no lease is longer than the longest"
+    await blobs.aclose()
 
 
 def _leases(blob_store: MemoryBlobs) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -85,6 +85,10 @@ class Media:
         raise RequestInvalid("messages[0]", "too much")
 
 
+async def _nothing(messages: Sequence[Message]) -> None:
+    pass
+
+
 class Bench:
     """A runner with a real server and a real admission."""
 
@@ -105,6 +109,7 @@ class Bench:
             images=cast("ImageStore", None),
             answer_bytes=1 << 20,
             stop=lambda item: None,
+            keep=_nothing,
             left=LeftJobs(server, keys, Providers(settings)),
             retry=settings.retry,
         )
