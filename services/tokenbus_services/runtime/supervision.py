@@ -14,17 +14,15 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import faulthandler
+import json
 import mmap
 import os
-import select
-import signal
-import struct
+import subprocess
 import sys
 import threading
-import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from typing import Any, Never, Self
+from tempfile import TemporaryFile
+from typing import Any, Self
 
 import structlog
 
@@ -32,23 +30,16 @@ from tokenbus.bus import process_clock
 from tokenbus.bus.liveness import STUCK_OF_MANY_NODES_S, STUCK_S, Liveness, LongTask, stop_task
 from tokenbus.bus.server.server import parse_url
 from tokenbus.errors import TokenbusError
+from tokenbus_services.process import loop_watch
+from tokenbus_services.process.loop_watch import EXIT_STUCK
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-EXIT_STUCK = 7
-"""Exit code of a worker that could not continue."""
 TICK_S = 0.25
 HAND_OVER_S = 4.0
 """How long a failing worker may take to hand over its work; then the process is ended."""
 BLOCKED_S = 30.0
 """An event loop that has not turned for this long, while its process ran, counts as dead."""
-CHECK_S = 1.0
-STACKS = signal.SIGXCPU
-"""A worker that gets this signal writes the stack of each of its threads to its log."""
-_STACKS_S = 1.0
-"""How long that may take."""
-_TURNS = struct.Struct("<Q")
-_PR_SET_NAME = 15  # <linux/prctl.h>
 
 
 class WorkerStuck(TokenbusError):
@@ -166,28 +157,36 @@ class WorkerSupervisor:
 
 
 class LoopWatch:
-    """A child process that ends this one if its event loop no longer turns. Use as ``with LoopWatch() as watch``."""
+    """A child process that ends this one if its event loop no longer turns: `process.loop_watch`. Use as ``with
+    LoopWatch() as watch``.
+    """
 
     def __init__(self) -> None:
         """Start it, before the event loop and any thread runs."""
-        self._page = mmap.mmap(-1, mmap.PAGESIZE)
         self._turns = 0
-        faulthandler.register(STACKS, all_threads=True)
+        faulthandler.register(loop_watch.STACKS, all_threads=True)
         # The handler gets the signal's number and makes it the exit code, without the interpreter.
         libc = ctypes.CDLL(None)
         libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
         libc.signal(EXIT_STUCK, ctypes.cast(libc._exit, ctypes.c_void_p))
-        lives, self._life = os.pipe()  # our end closes with this process
-        worker = os.getpid()
-        self._child = os.fork()
-        if self._child == 0:
-            _watch_worker(worker, lives, self._page)
-        os.close(lives)
+        fields = json.dumps(structlog.contextvars.get_contextvars(), default=str)
+        page = _shared_file()
+        try:
+            os.truncate(page, mmap.PAGESIZE)
+            self._page = mmap.mmap(page, mmap.PAGESIZE)
+            self._child = subprocess.Popen(
+                [sys.executable, "-I", "-S", loop_watch.__file__, str(page), str(BLOCKED_S), fields],
+                pass_fds=[page],
+                stdin=subprocess.PIPE,  # our end closes with this process
+                stdout=subprocess.DEVNULL,
+            )
+        finally:
+            os.close(page)
 
     def follow(self, loop: asyncio.AbstractEventLoop) -> None:
         """Watch this event loop from now on."""
         self._turns += 1
-        _TURNS.pack_into(self._page, 0, self._turns)
+        loop_watch.TURNS.pack_into(self._page, 0, self._turns)
         loop.call_later(TICK_S, self.follow, loop)
 
     def __enter__(self) -> Self:
@@ -195,48 +194,17 @@ class LoopWatch:
 
     def __exit__(self, *error: object) -> None:
         """End the child."""
-        os.close(self._life)
-        with suppress(ChildProcessError):
-            os.waitpid(self._child, 0)
+        assert self._child.stdin
+        self._child.stdin.close()
+        self._child.wait()
 
 
-def _watch_worker(worker: int, lives: int, page: mmap.mmap) -> Never:
-    """The child. Ends with its worker."""
-    try:
-        for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(ignored, signal.SIG_IGN)
-        for fd in map(int, os.listdir("/dev/fd")):
-            if fd not in (sys.stderr.fileno(), lives):
-                with suppress(OSError):  # that of the list itself is closed already
-                    os.close(fd)
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(_PR_SET_NAME, b"loop watch")
-        seen, still_s, before = 0, 0.0, time.monotonic()
-        while not select.select([lives], [], [], CHECK_S)[0]:
-            now = time.monotonic()
-            # Cap the step: if this process was stopped or had no CPU, its worker had none either.
-            passed_s, before = min(now - before, 2 * CHECK_S), now
-            (turns,) = _TURNS.unpack_from(page, 0)
-            if turns != seen:
-                seen, still_s = turns, 0.0
-            elif turns and not _is_stopped(worker):
-                still_s += passed_s
-            if still_s > BLOCKED_S and os.getppid() == worker:
-                log.critical("event_loop_blocked", pid=worker, seconds=round(still_s))
-                for number in (STACKS, EXIT_STUCK, signal.SIGKILL):
-                    os.kill(worker, number)
-                    select.select([lives], [], [], _STACKS_S)
-    finally:
-        os._exit(0)
-
-
-def _is_stopped(pid: int) -> bool:
-    """Whether a signal or a debugger has stopped the process."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
-            return stat.read().rpartition(")")[2].split()[0] in "Tt"
-    except OSError:
-        return False
+def _shared_file() -> int:
+    """A descriptor of a file without a name."""
+    if sys.platform == "linux":  # its file system may be read-only
+        return os.memfd_create("turns")
+    with TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 def _waits_at(task: asyncio.Task[Any]) -> list[str]:

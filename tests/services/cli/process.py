@@ -140,9 +140,7 @@ def descendants(directory: Path) -> dict[int, str]:
                 here = (entry / "cwd").readlink().is_relative_to(directory)
                 if here or mark.encode() in (entry / "environ").read_bytes():
                     line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                    # A worker's watch is a fork of it, and has its command line.
-                    watches = (entry / "comm").read_text() == "loop watch\n"
-                    found[int(entry.name)] = "loop watch" if watches else line
+                    found[int(entry.name)] = line
             except OSError:
                 continue  # it ended meanwhile, or is another user's
     return found
