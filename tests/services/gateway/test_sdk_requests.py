@@ -115,14 +115,19 @@ def written_by(create: Callable[..., Any], asked: list[bytes], sent: Json) -> Js
     return msgspec.json.decode(asked[0])
 
 
-def received(surface: str, api: str, body: Json) -> Json | None:
-    """The body that a provider of the same API gets; None if the request is refused."""
-    try:
-        path = {"model": "gemini/m", "method": "generateContent"} if surface == "Gemini" else {}
-        generate = SURFACES[surface][0].translate(gateway_request(body, path=path), rules()).generate
-        return msgspec.json.decode(registry.get(api).build(generate, [], Quirks()).call.body)
-    except (Refusal, RequestInvalid):
-        return None
+NO_REQUESTS = (
+    "this field is required",  # of a JSON schema, by OpenAI too, though its types say otherwise
+    "a tool call is required, but the request has no tools",
+    "cannot be given with thinkingLevel",
+)
+"""Why requests are refused, as the providers refuse them."""
+
+
+def received(surface: str, api: str, body: Json) -> Json:
+    """The body that a provider of the same API gets. Raises Refusal, RequestInvalid."""
+    path = {"model": "gemini/m", "method": "generateContent"} if surface == "Gemini" else {}
+    generate = SURFACES[surface][0].translate(gateway_request(body, path=path), rules()).generate
+    return msgspec.json.decode(registry.get(api).build(generate, [], Quirks()).call.body)
 
 
 # --- what differs, by name ------------------------------------------------------------------------------------------
@@ -161,10 +166,11 @@ def _ordered(value: Any) -> bytes:
 
 
 def _not_strict(tool: Json) -> Json:
-    usual = [("strict", False), ("defer_loading", False)]
+    usual: list[tuple[str, Any]] = [("strict", False), ("defer_loading", False), ("format", {"type": "text"})]
     usual += [("type", "custom")] if "input_schema" in tool else []
     kept = {name: each for name, each in tool.items() if (name, each) not in usual}
-    return {**kept, "function": _not_strict(kept["function"])} if "function" in kept else kept
+    inner = next((kind for kind in ("function", "custom") if isinstance(kept.get(kind), dict)), None)
+    return {**kept, inner: _not_strict(kept[inner])} if inner else kept
 
 
 def sorted_tools(tools: Iterable[Json]) -> list[Json]:
@@ -180,6 +186,13 @@ def sorted_tools(tools: Iterable[Json]) -> list[Json]:
         else:
             plain.append(tool)
     return sorted(plain, key=_ordered)
+
+
+def chosen(body: Json) -> None:
+    """Of a choice of one tool, the name matters: it is of the kind that the tool has."""
+    choice = body.get("tool_choice")
+    if isinstance(choice, dict) and (kind := choice.get("type")) in ("function", "custom"):
+        body["tool_choice"] = choice.get(kind, choice)["name"]
 
 
 def of_messages(body: Json) -> Json:
@@ -212,9 +225,6 @@ def of_messages(body: Json) -> Json:
 def of_chat(body: Json) -> Json:
     body = without_nothing(body)
     body["tools"] = sorted_tools(body.get("tools", []))
-    for tool in body["tools"]:  # text is a custom tool's default
-        if tool.get("custom", {}).get("format") == {"type": "text"}:
-            del tool["custom"]["format"]
     for name in ("model", "stream", "stream_options", "metadata"):  # metadata is the run's
         body.pop(name, None)
     if "max_tokens" in body:
@@ -239,6 +249,7 @@ def of_chat(body: Json) -> Json:
         body.pop("parallel_tool_calls", None)
     if not body.get("tools") or body.get("tool_choice") == "auto":
         body.pop("tool_choice", None)
+    chosen(body)
     return without_nothing(body)
 
 
@@ -260,6 +271,7 @@ def of_responses(body: Json) -> Json:
         body.pop("parallel_tool_calls", None)
     if not body.get("tools") or body.get("tool_choice") == "auto":
         body.pop("tool_choice", None)
+    chosen(body)
     return without_nothing(body)
 
 
@@ -288,7 +300,8 @@ def of_gemini(body: Json) -> Json:
             contents[-1]["parts"] += content["parts"]
         else:
             contents.append(content)
-    return {**body, "contents": contents, "tools": sorted(body.get("tools", []), key=_ordered)}
+    tools = sorted(filter(None, body.get("tools", [])), key=_ordered)
+    return without_nothing({**body, "contents": contents, "tools": tools})
 
 
 # --- requests that a provider would take ----------------------------------------------------------------------------
@@ -339,7 +352,7 @@ def for_responses(sent: Json) -> Json:
 DRAWN = (
     *("temperature", "top_p", "max_output_tokens", "stop_sequences", "presence_penalty", "frequency_penalty", "seed"),
     *("safety_settings", "tools", "tool_config", "thinking_config", "media_resolution", "response_logprobs"),
-    *("speech_config", "service_tier", "image_config"),
+    *("speech_config", "service_tier", "image_config", "response_modalities"),
 )
 """The others are for the SDK itself, or for Vertex AI alone."""
 
@@ -443,14 +456,16 @@ def test_a_provider_of_the_clients_api_gets_what_the_sdk_wrote_but_for_named_dif
     def same(drawn: Json) -> None:
         nonlocal taken
         sent = written_by(create, asked, case.sensible(drawn))
-        got = received(surface, case.api, sent)
-        assume(got is not None)
-        assert got is not None
+        try:
+            got = received(surface, case.api, sent)
+        except (Refusal, RequestInvalid) as e:
+            assert str(e).endswith(NO_REQUESTS)  # noqa: PT017
+            return
         taken += 1
         assert case.plain(got) == case.plain(sent)
 
     same()
-    assert taken > 20
+    assert taken > 30
 
 
 # --- a field that nobody here knows -----------------------------------------------------------------------------------
@@ -487,7 +502,6 @@ def test_an_unknown_field_of_any_object_reaches_a_provider_of_the_clients_api_on
             inner = inner[step]
         inner["odd"] = {"unheard": "of"}
         got = received(surface, api, body)
-        assert got is not None, at
         assert msgspec.json.encode(got).replace(b"\\", b"").count(b'"odd":{"unheard":"of"}') == 1, at
 
 
@@ -501,5 +515,4 @@ def test_a_choice_of_a_tool_that_goes_to_the_provider_as_it_is_goes_with_it() ->
     ):  # fmt: skip
         body = {**SURFACES[surface][1], "model": WHOLE[surface][1]["model"], "tools": [tool], "tool_choice": choice}
         got = received(surface, api, body)
-        assert got
         assert (got["tools"], got["tool_choice"]) == ([tool], choice), surface

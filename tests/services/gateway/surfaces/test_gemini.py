@@ -306,6 +306,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     (f"{C}.imageConfig.personGeneration", config(responseModalities=["IMAGE"], imageConfig={"personGeneration": "x"})),
     (f"{C}.thinkingConfig.thinkingLevel", config(thinkingConfig={"thinkingLevel": "ENDLESS"})),
     (f"{C}.thinkingConfig.thinkingBudget", config(thinkingConfig={"thinkingBudget": -2})),
+    (f"{C}.thinkingConfig.thinkingBudget", config(thinkingConfig={"thinkingBudget": 9, "thinkingLevel": "LOW"})),
     (f"{C}.responseMimeType", config(responseMimeType="text/x.enum")),
     ("x-server-timeout", {"headers": {"x-server-timeout": "soon"}}),
 ]  # fmt: skip

@@ -122,6 +122,8 @@ def _thinking(config: Fields) -> tuple[Thinking | None, bool]:
     if level and level != "THINKING_LEVEL_UNSPECIFIED":
         if level.lower() not in get_args(Effort):
             raise unsupported("generationConfig.thinkingConfig.thinkingLevel", f"{level[:100]!r} is not supported")
+        if budget is not None:
+            raise invalid("generationConfig.thinkingConfig.thinkingBudget", "cannot be given with thinkingLevel")
         return Thinking(effort=cast("Effort", level.lower())), thoughts
     match budget:
         case None:
@@ -147,7 +149,13 @@ def _output_format(config: Fields, ask: SurfaceRequest) -> Json:
 
 
 def _images(config: Fields) -> ImageOptions | None:
-    """The answer may hold images if the client asks for them."""
+    """The answer may hold images if the client asks for them. What else it may be goes to a provider of this API as it
+    is, where some models make images without being asked.
+    """
+    given = config.peek("responseModalities")
+    makes = {str(each).upper() for each in cast("list[object]", given)} if isinstance(given, list) else set[str]()
+    if config.reading.passes and makes not in ({"IMAGE"}, {"TEXT", "IMAGE"}):
+        return None
     modalities = config.texts("responseModalities")
     form = config.fields("imageConfig")
     for i, modality in enumerate(modalities):
