@@ -14,7 +14,7 @@ from typing import Protocol
 import structlog
 from faststream.asgi import AsgiFastStream
 from faststream.redis import RedisBroker
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
 from redis.exceptions import RedisError
 
 from tokenbus.bus.keys import InternalTopic, Keys, PublicTopic
@@ -42,6 +42,12 @@ class WorkerCore:
         self.broker: RedisBroker = make_broker(settings, self.registry)
         self.server = Server(settings.redis_url)
         self.server.on_dead_letter = DeadLetterMetrics(self.registry).count
+        ahead = Gauge(
+            "tokenbus_clock_ahead_seconds",
+            "How far the clock of this machine is ahead of the server's.",
+            registry=self.registry,
+        )
+        ahead.set_function(lambda: time.time() - self.server.clock.now_ms() / 1000)
         self.liveness = Liveness()
         self.worker = worker_name()
         self.stuck_s = stuck_after_s(settings.redis_url)

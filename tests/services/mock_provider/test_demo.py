@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from jsonschema_rs import validate
 
 from tests.services.mock_provider.requests import MESSAGES, PATHS, post, serving
-from tokenbus_services.mock_provider import Reply
+from tokenbus_services.mock_provider import Reply, ToolCall
 from tokenbus_services.mock_provider.demo import DEMO_MODEL, WEATHER_PARAMETERS, demo_scripts, weather
+from tokenbus_services.mock_provider.demo.own_tools import named_call
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -31,3 +34,31 @@ def test_the_call_of_the_demo_suits_its_tool() -> None:
     arguments = msgspec.json.decode(call.raw)
     validate(WEATHER_PARAMETERS, arguments)
     assert (call.name, weather(**arguments)["city"]) == ("weather", "Zürich")
+
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "unit": {"enum": ["C", "F"]}},
+    "required": ["city", "days", "unit"],
+}
+OF_EACH_API: dict[str, Any] = {
+    "anthropic": [{"name": "look_up", "input_schema": SCHEMA}],
+    "openai chat": [{"type": "function", "function": {"name": "look_up", "parameters": SCHEMA}}],
+    "openai responses": [{"type": "web_search"}, {"type": "function", "name": "look_up", "parameters": SCHEMA}],
+    "gemini": [{"functionDeclarations": [{"name": "look_up", "parametersJsonSchema": SCHEMA}]}],
+}
+
+
+@pytest.mark.parametrize("api", OF_EACH_API)
+def test_a_newcomers_own_tool_is_called_if_the_text_names_it(api: str) -> None:
+    def arguments(text: str) -> object:
+        call = named_call(text, OF_EACH_API[api])
+        return call and call.arguments
+
+    assert arguments('Please look_up "Bern" for 3 days.') == {"city": "Bern", "days": 3, "unit": "C"}
+    assert arguments("LOOK_UP!") == {"city": "example", "days": 1, "unit": "C"}
+    assert arguments('look_up {"city": "Rome"} now') == {"city": "Rome"}
+    assert arguments("I look_upon the sea") is None
+    validate(SCHEMA, arguments("look_up"))
+    assert named_call("look_up", None) is None
+    assert isinstance(named_call("look_up", OF_EACH_API[api]), ToolCall)

@@ -1,7 +1,8 @@
 """The demo's conversation: thinking, a short text, a tool call, and an answer that uses the tool's result.
 
 One script serves every API; its tool is defined here too. `answer` is used by `tokenbus up --mock`: it plays this
-conversation if the request has the tool and asks about the weather, otherwise it returns a text.
+conversation if the request has the tool and asks about the weather. It calls any other tool that the text names, and
+otherwise returns a text.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from importlib import resources
 
 import msgspec
 
+from tokenbus_services.mock_provider.demo.own_tools import named_call
 from tokenbus_services.mock_provider.reply import Reply
 from tokenbus_services.mock_provider.request import ModelRequest
 from tokenbus_services.mock_provider.script import Delivery, Script, Turn
@@ -57,6 +59,12 @@ def answer(request: ModelRequest) -> Turn:
     if f'"{WEATHER_TOOL}"'.encode() in tools and any(word in asked for word in _WEATHER_WORDS):
         turns = _conversation().turns
         return turns[-1] if request.tool_results else turns[0]
+    if request.tool_results:
+        return Turn(
+            says=Reply(text=f"The tool returned: {' '.join(request.tool_results)}"), delivery=Delivery(pace=PACE)
+        )
+    if call := named_call(request.user_text, request.body.get("tools")):
+        return Turn(says=Reply(text=f"I call {call.name}.", tool_calls=(call,)), delivery=Delivery(pace=PACE))
     if "story" in asked:
         return Turn(says=Reply(text=_STORY), delivery=Delivery(pace=STORY_PACE))
     quoted = request.user_text[:_QUOTED_CHARACTERS]
