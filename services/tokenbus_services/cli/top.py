@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 from rich.box import SIMPLE_HEAD
@@ -115,25 +117,47 @@ class TopScreen:
         self._console = console
         self._title = title
         self._last: Sample | None = None
+        self._found: Sample | ServerUnavailable | None = None
+        self._scroll = 0
+        """Partitions above the screen."""
+        self._keys = _Keys(self._pressed)
         self._live = Live(Text("looking …"), console=console, screen=True, auto_refresh=False)
 
     def __enter__(self) -> Self:
         self._live.start(refresh=True)
+        self._keys.begin()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._keys.end()
         self._live.stop()
+
+    def _pressed(self, key: str) -> None:
+        self._scroll = max(0, self._scroll + _STEPS.get(key, 0) * (self._rows if key in _PAGES else 1))
+        if key in _ENDS:
+            self._scroll = _ENDS[key]
+        if self._found:
+            self.show(self._found)
+
+    @property
+    def _rows(self) -> int:
+        look = self._last
+        return (
+            max(3, self._console.height - AROUND - len(look.nodes) - len(list(troubles(look.trouble)))) if look else 3
+        )
 
     def show(self, found: Sample | ServerUnavailable) -> None:
         """Show the sample. If the server is unavailable, the last sample stays."""
+        self._found = found
         if isinstance(found, Sample):
             self._last = found
         parts = [self._heading(found)]
         if look := self._last:
-            rows = max(3, self._console.height - AROUND - len(look.nodes) - len(list(troubles(look.trouble))))
-            parts += screen_parts(look, rows=rows, narrow=self._console.width < NARROW)
+            self._scroll = min(self._scroll, max(0, len(look.now.stages[0].partitions) - self._rows))
+            narrow = self._console.width < NARROW
+            parts += screen_parts(look, rows=self._rows, narrow=narrow, scroll=self._scroll)
         self._live.update(Group(*parts), refresh=True)
 
     def _heading(self, found: Sample | ServerUnavailable) -> Text | Table:
@@ -143,8 +167,47 @@ class TopScreen:
         return heading
 
 
-def screen_parts(look: Sample, *, rows: int, narrow: bool) -> list[Text | Table]:
-    """Return what is below the heading. ``narrow``: omit worker names, so that everything else fits."""
+_UP, _DOWN, _PAGE_UP, _PAGE_DOWN = "\x1b[A", "\x1b[B", "\x1b[5~", "\x1b[6~"
+_STEPS = {_UP: -1, "k": -1, _DOWN: 1, "j": 1, _PAGE_UP: -1, "b": -1, _PAGE_DOWN: 1, " ": 1}
+_PAGES = {_PAGE_UP, _PAGE_DOWN, "b", " "}
+_ENDS = {"g": 0, "\x1b[H": 0, "G": 10**6, "\x1b[F": 10**6}
+
+
+class _Keys:
+    """Passes on each key that is pressed, if the standard input is a terminal."""
+
+    def __init__(self, pressed: Callable[[str], None]) -> None:
+        self._pressed = pressed
+        self._before: list[Any] | None = None
+
+    def begin(self) -> None:
+        """Read keys at once and without an echo. Ctrl-C stays what it is."""
+        if sys.stdin.isatty():
+            import termios
+            import tty
+
+            self._before = termios.tcgetattr(sys.stdin)
+            tty.setcbreak(sys.stdin)
+            asyncio.get_running_loop().add_reader(sys.stdin, self._read)
+
+    def end(self) -> None:
+        """Leave the terminal as it was."""
+        if self._before is not None:
+            import termios
+
+            asyncio.get_running_loop().remove_reader(sys.stdin)
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
+
+    def _read(self) -> None:
+        if not (data := os.read(sys.stdin.fileno(), 64)):
+            asyncio.get_running_loop().remove_reader(sys.stdin)
+        self._pressed(data.decode(errors="replace"))
+
+
+def screen_parts(look: Sample, *, rows: int, narrow: bool, scroll: int = 0) -> list[Text | Table]:
+    """Return what is below the heading. ``narrow``: omit worker names, so that everything else fits. ``scroll``: the
+    partitions that are above the screen.
+    """
     figures = Table.grid(padding=(0, 3))
     cells = [Text.assemble((f"{name} ", "dim"), value) for name, value in totals(look).items()]
     per_row = 3 if narrow else len(cells)
@@ -159,7 +222,13 @@ def screen_parts(look: Sample, *, rows: int, narrow: bool) -> list[Text | Table]
             f"{node.commands_per_s} commands/s",
             f"{node.clients} clients",
         )
-    return [figures, nodes, *_troubles(look), _groups(look, narrow), *_partitions(look.now.stages, rows, narrow)]
+    return [
+        figures,
+        nodes,
+        *_troubles(look),
+        _groups(look, narrow),
+        *_partitions(look.now.stages, rows, narrow, scroll),
+    ]
 
 
 def _troubles(look: Sample) -> list[Text | Table]:
@@ -193,7 +262,7 @@ def _groups(look: Sample, narrow: bool) -> Table:
     return table
 
 
-def _partitions(stages: Sequence[StageFacts], rows: int, narrow: bool) -> list[Text | Table]:
+def _partitions(stages: Sequence[StageFacts], rows: int, narrow: bool, scroll: int) -> list[Text | Table]:
     """Return as many partitions as fit: those without an owner first, then those with the largest lag."""
     table = Table("partition", box=SIMPLE_HEAD)
     for stage in stages:
@@ -207,7 +276,7 @@ def _partitions(stages: Sequence[StageFacts], rows: int, narrow: bool) -> list[T
     order = sorted(
         range(len(across)), key=lambda n: (all(p.owner for p in across[n]), -sum(p.lag_bytes for p in across[n]), n)
     )
-    shown = sorted(order[:rows])
+    shown = sorted(order[scroll : scroll + rows])
     parser = next(n for n, stage in enumerate(stages) if stage.name == "parser")
     for n in shown:
         cells = [Text(str(n))]
@@ -216,8 +285,10 @@ def _partitions(stages: Sequence[StageFacts], rows: int, narrow: bool) -> list[T
             lag = Text(describe_lag(p.lag_entries, p.lag_bytes))
             cells += [owner, lag] if not narrow else [lag if p.owner else owner]
         table.add_row(*cells, Text(str(across[n][parser].open)))
-    rest = len(across) - len(shown)
-    return [table, Text(f"and {rest} more, none further behind", style="dim")] if rest else [table]
+    below = len(across) - scroll - len(shown)
+    hidden = [f"{scroll} above" if scroll else "", f"{below} more, none further behind" if below else ""]
+    said = ", ".join(filter(None, hidden))
+    return [table, Text(f"and {said} (arrow keys)", style="dim")] if said else [table]
 
 
 def _count(group: GroupFacts) -> Text:

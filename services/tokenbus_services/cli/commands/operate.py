@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.option("--once", is_flag=True, help="Take one sample and exit.")
 @json_lines
 def top(every_s: float, once: bool, as_json: bool) -> None:
-    """Show workers, partitions, lag, rates and open runs, live until Ctrl-C."""
+    """Show workers, partitions, lag, rates and open runs, live until Ctrl-C. Arrow keys scroll the partitions."""
     from tokenbus_services.cli.top import top
 
     asyncio.run(top(every_s=every_s, once=once, as_json=as_json))
