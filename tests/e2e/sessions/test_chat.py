@@ -93,22 +93,30 @@ async def test_the_model_changes_in_the_middle_and_a_fork_has_the_history(
         await first.shows(READY)
         first.type("hello\r")
         await first.shows("one two three", ANSWERING)
-        provider.resume(provider.requests[0])
-        await first.shows("one two three four\n", READY)
+        first.type("/now shorter\r")
+        await first.shows("talk > one two three\n", "ada > shorter\n", "talk > answer 1\n", READY)
         first.type(f"/mod{TAB}anth{TAB}/talk\r")
         await first.shows("  from now on anthropic/talk\n")
         first.type("more\r/model nobody\r")
-        await first.shows("ada > more\n", "talk > answer 1\n")
+        await first.shows("ada > more\n", "talk > answer 2\n")
         await first.shows("nobody: not\n")
-        assert provider.requests[1].http_request.path.endswith("/v1/messages")
+        assert provider.requests[2].http_request.path.endswith("/v1/messages")
         first.type("/fork other\r")
         await first.shows("a fork: other, anthropic/talk\n", "other · anthropic/talk · /help")
         first.type("/sessions hello\r")
         await first.shows("  talk  ", "ago, anthropic/talk: hello\n")
         first.type("on\r")
-        await first.shows("ada > on\n", "talk > answer 2\n")
+        await first.shows("ada > on\n", "talk > answer 3\n")
         async with terminal("chat", "other", **env) as second:
-            said = ("ada > hello\n", "one two three four\n", "> more\n", "answer 1\n", "ada > on\n", "answer 2\n")
+            said = (
+                "ada > hello\n",
+                "one two three\n",
+                "> shorter\n",
+                "answer 1\n",
+                "> more\n",
+                "answer 2\n",
+                "answer 3\n",
+            )
             await second.shows(*said)
 
 

@@ -23,11 +23,12 @@ HELP = {
     "/fork [NAME]": "go on in a new session that has this history",
     "/open NAME": "go on in another session",
     "/sessions [WORDS]": "sessions, the newest first; those with all these words",
+    "/now TEXT": "say it at once: the answer goes on with it",
     "/withdraw": "take back your last message that waits",
     "/quit": "leave; the session stays",
 }
 LEAVING = ("/quit", "/exit")
-COMMANDS = ("/help", *(command.split("[")[0].removesuffix("NAME") for command in HELP))
+COMMANDS = ("/help", *(command.split("[")[0].removesuffix("NAME").removesuffix("TEXT") for command in HELP))
 """As they are completed: those with an argument end in a space."""
 LISTED = 20
 """Sessions that are shown at once."""
@@ -171,12 +172,12 @@ class Conversation:
             self.changed.set()
         return False
 
-    async def _say(self, text: str, when_busy: WhenBusy | None, append: str) -> None:
+    async def _say(self, text: str, when_busy: WhenBusy | None, append: str, *, now: bool = False) -> None:
         self.sending[append] = text
         self.changed.set()
         try:
             send = self.session.send
-            await self._accepted(lambda: send(text, participant=self._me, when_busy=when_busy, append=append))
+            await self._accepted(lambda: send(text, participant=self._me, when_busy=when_busy, now=now, append=append))
         finally:
             del self.sending[append]
             self.changed.set()
@@ -247,6 +248,8 @@ class Conversation:
                 await self._open(argument, "session", remembered=self._remembered)
             case "/sessions":
                 await self._sessions(argument)
+            case "/now" if argument:
+                await self._say(argument, "steer", new_run_id(), now=True)
             case "/withdraw":
                 await self._withdraw()
             case _:
