@@ -30,6 +30,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from tokenbus.blob_wire import DEPLOYMENT_HEADER, PATH, BlobProblem
 from tokenbus.blobs import DEFAULT_MEDIA_TYPE, BlobRef, parse_media_type
+from tokenbus.bus.liveness import stop_task
 from tokenbus.errors import (
     BlobError,
     BlobNotFound,
@@ -155,6 +156,21 @@ class BlobRoutes:
             )
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def sent(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._do(scope, receive, sent)
+        except asyncio.CancelledError:  # the server stops, and waits for nothing but this answer
+            if not begun:
+                problem = BlobProblem(code="blob_unavailable", message="the blob service restarts: try again")
+                await _send_json(send, HTTPStatus.SERVICE_UNAVAILABLE, problem)
+
+    async def _do(self, scope: Scope, receive: Receive, send: Send) -> None:
         method: str = scope["method"]
         blob_id: str = scope["path"].removeprefix(PATH).removeprefix("/")
         what = next((name for name in _METHODS if name and blob_id.endswith(f"/{name}")), "")
@@ -181,7 +197,7 @@ class BlobRoutes:
             elif method in {"PUT", "POST"}:
                 await _send_json(send, HTTPStatus.CREATED, await self._put(scope, receive, blob_id or None))
             else:
-                await self._get(scope, send, blob_id)
+                await self._get(scope, receive, send, blob_id)
         except _ClientGone:
             _log.info("blob_upload_cut")
         except BlobError as e:
@@ -230,7 +246,7 @@ class BlobRoutes:
         if declared is not None and size != declared:
             raise BlobRefused("upload", f"received {size} bytes, but Content-Length is {declared}")
 
-    async def _get(self, scope: Scope, send: Send, blob_id: str) -> None:
+    async def _get(self, scope: Scope, receive: Receive, send: Send, blob_id: str) -> None:
         ref = await self._store.head(blob_id)
         etag = f'"{ref.blob_id}"'.encode()
         headers: Headers = [(b"etag", etag), (b"accept-ranges", b"bytes"), *_UNTRUSTED]
@@ -254,14 +270,19 @@ class BlobRoutes:
                 await self._store.lease(blob_id)
             blob = await self._store.open(blob_id, part)
             await send({"type": "http.response.start", "status": status, "headers": headers})
+            gone = asyncio.create_task(_until_gone(receive), name="disconnect of a reader")
             try:
                 async for chunk in blob.chunks():
+                    if gone.done():  # what is sent now goes nowhere, and waits for nobody
+                        return
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
             except BlobError as e:
                 # The head was already sent. An unfinished body makes the server close the connection, so that the
                 # client sees a truncated body rather than wrong bytes as a complete blob.
                 _log.error("blob_read_failed", blob_id=blob_id, code=e.code, problem=str(e))
                 return
+            finally:
+                await stop_task(gone)
         else:
             await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body"})
@@ -274,6 +295,11 @@ def _seconds(scope: Scope) -> int | None:
     if not re.fullmatch(r"[0-9]{1,9}", given):
         raise BlobRefused("seconds", "must be a whole number")
     return int(given)
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _part(scope: Scope, etag: bytes, size: int) -> ByteRange | None:

@@ -249,7 +249,8 @@ class _Server(uvicorn.Server):
 
 
 def _is_no_grace(record: logging.LogRecord) -> bool:
-    return "timeout graceful shutdown exceeded" not in record.getMessage()
+    said = record.getMessage()
+    return "timeout graceful shutdown exceeded" not in said and "returned without completing response" not in said
 
 
 async def _announce(service: ServiceName, url: str) -> None:

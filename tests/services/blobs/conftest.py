@@ -126,6 +126,11 @@ class Served:
             connection.shutdown()
         await until(lambda: not state.connections and not state.tasks)
 
+    @property
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """Of the requests that are being handled."""
+        return [*self._server.server_state.tasks]
+
     async def begun(self) -> None:
         """Returns when a request has reached the app."""
         await until(lambda: self._begun > 0)

@@ -111,6 +111,49 @@ async def test_an_unknown_blob_is_404(http: httpx.AsyncClient) -> None:
     assert answer.json() == {"code": "blob_not_found", "message": f"no blob {blob_id_of(b'nobody')}"}
 
 
+async def test_an_upload_that_a_stop_cuts_off_is_answered_and_is_no_error_in_the_log(
+    local_store: MemoryBlobs, serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    service = await serve(BlobRoutes(local_store.store))
+    reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
+    writer.write(b"PUT /blobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\nhalf")
+    await service.begun()
+    for task in service.tasks:
+        task.cancel()
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503")
+    assert b"blob_unavailable" in await reader.readuntil(b"}")
+    writer.close()
+    await service.idle()
+    assert caplog.records == []
+
+
+async def test_of_a_blob_whose_reader_left_no_more_is_read(
+    local_store: MemoryBlobs, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Endless:
+        async def chunks(self) -> AsyncIterator[bytes]:
+            while True:
+                await asyncio.sleep(0)
+                yield bytes(2**16)
+
+    async def open_endless(*_: object) -> Endless:
+        return Endless()
+
+    ref = await local_store.store.put(once(b"content"), "text/plain")
+    monkeypatch.setattr(local_store.store, "open", open_endless)
+    service = await serve(BlobRoutes(local_store.store))
+    reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
+    writer.write(b"GET /blobs/%b HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" % ref.blob_id.encode())
+    await reader.readuntil(b"\r\n\r\n")
+    writer.close()
+    await service.idle()
+
+
+async def once(content: bytes) -> AsyncIterator[bytes]:
+    yield content
+
+
 async def test_a_deleted_blob_is_gone_with_its_lease_and_may_be_put_again(http: httpx.AsyncClient) -> None:
     put = (await http.put("/blobs", content=b"gone")).json()["blob_id"]
     assert (await http.post(f"/blobs/{put}/lease")).status_code == 204
