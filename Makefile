@@ -35,11 +35,11 @@ up: $(RUNNABLE)
 # Most tests wait for their processes, so several run at once, each with its own server: JOBS=
 # KEEP=1 writes what each file took to tests/seconds.json: CPU seconds, the budget, and seconds without other load.
 test: setup
-	$(BIN)/python -m tests.run -n $(or $(JOBS),4) $(if $(KEEP),--keep-seconds)
+	$(BIN)/python -m tests.run -n $(or $(JOBS),8) $(if $(KEEP),--keep-seconds)
 
 # The end-to-end tests alone. CHAINED=1: through one process for fetcher, normalizer and parser
 e2e: setup
-	$(if $(CHAINED),TESTS_CHAINED=1) $(BIN)/python -m tests.run -n $(or $(JOBS),4) tests/e2e
+	$(if $(CHAINED),TESTS_CHAINED=1) $(BIN)/python -m tests.run -n $(or $(JOBS),8) tests/e2e
 
 # Voice frameworks are large, so they have an environment of their own.
 VOICE := build/voice

@@ -26,6 +26,8 @@ import msgspec
 import pytest
 
 _HZ = os.sysconf("SC_CLK_TCK")
+DEFAULT_WEIGHT = 4
+"""Of a file that was never measured."""
 _NUMBER = 2
 """Bytes of a file's number in a queue."""
 
@@ -38,7 +40,13 @@ class Settings(msgspec.Struct):
     computing: int
     """Workers for those whose tests compute; these yield to the others."""
     tokens: tuple[int, int]
-    """A pipe that all sessions share: a worker whose tests wait takes a byte for each file, and puts it back."""
+    """A pipe that all sessions share. A worker whose tests wait takes as many bytes as its file weighs, and puts them
+    back after it: so files that mostly wait run beside many others, and files that compute beside few.
+    """
+    turn: tuple[int, int]
+    """A pipe with one byte. Who has it takes tokens, so that no two wait for what the other has."""
+    weights: dict[str, int]
+    """Tokens of each file."""
     compute: tuple[str, ...]
     """The rooms whose tests compute."""
     seconds: dict[str, float]
@@ -75,7 +83,7 @@ class _Worker:
     reports: int
     queue: int
     takes_tokens: bool
-    holds_token: bool = False
+    holds_tokens: int = 0
     at: str = ""
     """The file at work."""
     open: list[pytest.Item] = field(default_factory=list[pytest.Item])
@@ -161,8 +169,8 @@ class Pool:
             for descriptor in (reports, *(worker.reports for worker in self._workers)):
                 os.close(descriptor)
             self._workers.clear()
-            tokens = self._settings.tokens if takes_tokens else None
-            code = _Work(self._session, self._files, queue, to_parent, tokens).run()
+            settings = self._settings if takes_tokens else None
+            code = _Work(self._session, self._files, queue, to_parent, settings).run()
         except BaseException:
             with suppress(OSError):
                 _send(to_parent, {"died": traceback.format_exc()})
@@ -192,7 +200,8 @@ class Pool:
             case {"takes": number}:
                 worker.open += self._files[number].items
             case {"begins": number}:
-                worker.at, worker.holds_token = self._files[number].name, worker.takes_tokens
+                worker.at = self._files[number].name
+                worker.holds_tokens = self._settings.weights.get(worker.at, DEFAULT_WEIGHT) * worker.takes_tokens
             case {"report": data}:
                 if isinstance(data["longrepr"], list):  # where and why it was skipped
                     data["longrepr"] = tuple(data["longrepr"])
@@ -201,7 +210,7 @@ class Pool:
                 if report.when == "teardown":
                     worker.open = [item for item in worker.open if item.nodeid != report.nodeid]
             case {"ends": number, "seconds": seconds, "cpu": cpu}:
-                worker.holds_token = False
+                worker.holds_tokens = 0
                 self._results.files[self._files[number].name] = Cost(seconds, cpu)
             case other:
                 worker.died = other["died"]
@@ -211,8 +220,7 @@ class Pool:
         self._workers.remove(worker)
         if code == 0:
             return
-        if worker.holds_token:
-            os.write(self._settings.tokens[1], b".")
+        os.write(self._settings.tokens[1], b"." * worker.holds_tokens)
         self._fail(worker.at, f"a worker ended with {code} while, or after, it ran this file:\n{worker.died}")
         for item in worker.open:
             self._fail(item.nodeid, f"not run to its end: its worker ended with {code}")
@@ -226,13 +234,14 @@ class Pool:
 
 class _Work:
     def __init__(
-        self, session: pytest.Session, files: Sequence[_File], queue: int, reports: int, tokens: tuple[int, int] | None
+        self, session: pytest.Session, files: Sequence[_File], queue: int, reports: int, settings: Settings | None
     ) -> None:
+        """``settings``: for the tokens; None: it takes none."""
         self._session = session
         self._files = files
         self._queue = queue
         self._reports = reports
-        self._tokens = tokens
+        self._settings = settings
 
     def run(self) -> int:
         """Run files until none is left. The exit code."""
@@ -243,13 +252,12 @@ class _Work:
         capture.start_global_capturing()
         capture.suspend_global_capture()
         config.pluginmanager.register(self)
-        if self._tokens is None:
+        if self._settings is None:
             os.nice(5)
         files = self._taken()
         number = next(files, None)
         while number is not None:
-            if self._tokens is not None:
-                os.read(self._tokens[0], 1)
+            weight = self._take_tokens(self._files[number].name)
             _send(self._reports, {"begins": number})
             began, cpu = time.monotonic(), cpu_seconds()
             items = self._files[number].items
@@ -257,14 +265,25 @@ class _Work:
                 self._protocol(item, following)
             after = next(files, None)  # known before the last test, whose teardown keeps what the next file needs
             self._protocol(items[-1], None if after is None else self._files[after].items[0])
-            if self._tokens is not None:
-                os.write(self._tokens[1], b".")
+            if self._settings:
+                os.write(self._settings.tokens[1], b"." * weight)
             took = {"seconds": time.monotonic() - began, "cpu": cpu_seconds() - cpu}
             _send(self._reports, {"ends": number, **took})
             number = after
         config.hook.pytest_sessionfinish(session=self._session, exitstatus=0)
         config._ensure_unconfigure()  # pyright: ignore[reportPrivateUsage]  # raises what nobody has caught
         return 0
+
+    def _take_tokens(self, file: str) -> int:
+        if self._settings is None:
+            return 0
+        weight = self._settings.weights.get(file, DEFAULT_WEIGHT)
+        os.read(self._settings.turn[0], 1)
+        missing = weight
+        while missing:
+            missing -= len(os.read(self._settings.tokens[0], missing))
+        os.write(self._settings.turn[1], b".")
+        return weight
 
     def _protocol(self, item: pytest.Item, following: pytest.Item | None) -> None:
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)

@@ -1,9 +1,10 @@
 """Runs the suite: one pytest session for each environment, each in processes that are forked after its collection.
 
 Files whose tests compute and files whose tests wait have workers of their own, side by side (`tests.pool`):
-for the first as many as there are cores, below the others in priority; for the second more than there are cores. Files
-are taken in the order of their seconds in tests/seconds.json, the longest first. That file is also the budget: the end
-of a run names the files whose tests took much more of the processors, whatever else the machine did.
+for the first as many as there are cores, below the others in priority; for the second as many as together keep the
+cores busy by what tests/seconds.json says of them. Files are taken in the order of their seconds there, the longest
+first. It is also the budget: the end of a run names the files whose tests took much more of the processors, whatever
+else the machine did.
 
 A test that fails beside others has a second try alone, and is named. Most tests run real processes, several at once;
 on a loaded machine one of thousands can miss a bound that says nothing of the code. More failures than that are never
@@ -35,6 +36,10 @@ SECONDS = Path("tests/seconds.json")
 """What each file takes on two cores: its seconds without other load, which order the files, and its CPU seconds."""
 COMPUTE = ("tests/unit/", "tests/fuzz/", "tests/services/gateway/surfaces/", "tests/services/settings/")
 """The rooms whose tests wait for nothing."""
+A_CORE = 10
+"""Tokens of a core: a file that takes half of one while it runs weighs 5."""
+BUSY = 0.8
+"""The share of the cores that files may take together. What a file takes at its worst comes on top."""
 OVER = 1.5
 """How many times its CPU seconds a file may take before it is named."""
 SHORTEST_S = 4.0
@@ -131,7 +136,7 @@ def run_session(
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            pass_fds=settings.tokens,
+            pass_fds=(*settings.tokens, *settings.turn),
         ) as process:
             assert process.stdout
             output: list[str] = []
@@ -157,6 +162,16 @@ def run_session(
         print("".join(output), flush=True)
 
 
+def _filled_pipe(count: int) -> tuple[int, int]:
+    read, write = os.pipe()
+    os.write(write, b"." * count)
+    return read, write
+
+
+def _weight(cost: Cost, most: int) -> int:
+    return min(max(1, round(A_CORE * cost.cpu / max(cost.seconds, 0.1))), most)
+
+
 def second_try(found: Found, options: Sequence[str]) -> bool:
     """Whether each test that failed passes alone."""
     names = ", ".join(name for _, name in found.failed)
@@ -178,7 +193,7 @@ def main(arguments: Sequence[str]) -> int:
         usage="%(prog)s [options] [files and folders] [options of pytest]",
         description=__doc__,
     )
-    parser.add_argument("-n", type=int, default=4, metavar="N", help="files at once, of those whose tests wait")
+    parser.add_argument("-n", type=int, default=8, metavar="N", help="files at once at most, of those whose tests wait")
     parser.add_argument(
         "--everything", action="store_true", help="also the slow files, a second server, chained workers"
     )
@@ -201,13 +216,15 @@ def main(arguments: Sequence[str]) -> int:
             sessions[("TOKENBUS_TEST_SERVER", server),] = files_in(ON_BOTH_SERVERS)
         else:
             print("no redis-server here: the contract tests run on one server version only")
-    tokens, filled = os.pipe()
-    os.write(filled, b"." * chosen.n)
+    cores = os.cpu_count() or 1
+    most = max(1, round(cores * A_CORE * BUSY))
     settings = Settings(
         results="",
         waiting=chosen.n,
-        computing=os.cpu_count() or 1,
-        tokens=(tokens, filled),
+        computing=cores,
+        tokens=_filled_pipe(most),
+        turn=_filled_pipe(1),
+        weights={file: _weight(cost, most) for file, cost in budget.items()},
         compute=COMPUTE,
         seconds={file: cost.seconds for file, cost in budget.items()},
     )
