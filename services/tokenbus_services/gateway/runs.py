@@ -36,7 +36,14 @@ from tokenbus_services.gateway.forward.owners import OWNED, Owners
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid
 from tokenbus_services.gateway.request_spans import RequestSpan, RequestSpans
 from tokenbus_services.gateway.session_door import Said, SessionDoor
-from tokenbus_services.gateway.surfaces.contract import NOTE, Claim, GatewayNote, GatewayRequest, Translated
+from tokenbus_services.gateway.surfaces.contract import (
+    NOTE,
+    Claim,
+    GatewayNote,
+    GatewayRequest,
+    Translated,
+    left_out_header,
+)
 from tokenbus_services.gateway.surfaces.surface import Surface
 from tokenbus_services.settings import GatewaySettings
 
@@ -83,8 +90,7 @@ class GatewayRun(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def headers(self) -> dict[str, str]:
         """Headers of its answer: what the limits of the key leave, and what was left out of the request."""
-        left_out = ", ".join(self.note.left_out)
-        return {**self.admission.headers, **({"x-tokenbus-left-out": left_out} if left_out else {})}
+        return {**self.admission.headers, **left_out_header(self.note.left_out)}
 
     def note_for(self, first: PublicEvent) -> GatewayNote:
         """The note of the run, given its first event. Raises Refusal if the run is not one of this request."""

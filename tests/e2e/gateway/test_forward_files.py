@@ -39,6 +39,7 @@ RULES = {
 KINDS: tuple[ForwardKind, ...] = ForwardKind.__args__  # type: ignore[attr-defined]
 SETTINGS = (
     f"[gateway]\nforward = {msgspec.json.encode(KINDS).decode()}\nbody_bytes = 3000000\nforward_bytes = 30000000\n"
+    'drop_unsupported = ["prompt"]\n'
     '[gateway.aliases]\ndefault = ["openai-chat/ears"]\n'
     + "".join(
         f'[gateway.prices."{name}/"]\ninput = 1\noutput = 1\nmax_output = 10\n'
@@ -513,3 +514,14 @@ def test_each_forwarded_path_refuses_a_body_that_is_none_of_its_form_in_the_word
             assert error["message"], (row, body[:20])
             assert {"openai": "param", "anthropic": "details", "gemini": "status"}[row.family] in error, (row, error)
     assert len(bus.exchanges) == before
+
+
+def test_what_a_deployment_drops_of_a_forwarded_request_is_left_out_and_named(
+    bus: LocalBus, http: httpx.Client
+) -> None:
+    body = {**WORDS, "model": "openai-responses/text", "prompt": {"id": "pmpt_1"}}
+    answer = http.post("/v1/responses/compact", json=body)
+    assert (answer.status_code, answer.headers["x-tokenbus-left-out"]) == (200, "prompt")
+    assert "prompt" not in msgspec.json.decode(bus.exchanges[-1].http_request.body)
+    kept = http.post("/v1/responses/compact", json={**body, "conversation": "conv_1"})
+    assert (kept.status_code, kept.json()["error"]["param"]) == (400, "conversation")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar, cast
 
 import msgspec
@@ -41,6 +41,11 @@ class JsonBody:
 
     def has(self, name: str) -> bool:
         return bytes(self._fields.get(name, b"null")) != b"null"
+
+    def leave_out(self, names: Iterable[str]) -> None:
+        """Leave out fields at the top."""
+        for name in names:
+            del self._fields[name]
 
     def texts(self, path: str) -> list[str]:
         """The texts at a path of fields, `a.b`, in each element of lists on it. A field is found as Google's APIs take

@@ -43,6 +43,7 @@ from tokenbus_services.gateway.models import RoutedModel
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid, unsupported
 from tokenbus_services.gateway.request_spans import RequestSpans
 from tokenbus_services.gateway.runs import GatewayRuns
+from tokenbus_services.gateway.surfaces.contract import left_out_header
 from tokenbus_services.gateway.surfaces.surface import DEFAULT_MODEL
 from tokenbus_services.net.web_socket import FairShare
 from tokenbus_services.settings import Settings
@@ -182,10 +183,12 @@ class Forwarder:
     ) -> ForwardedAnswer | Response:
         """Forward a request whose body is JSON, or that has none. Raises Refusal, TokenbusError, ClientDisconnect."""
         headers = headers_in(request)
-        for name in path.ours:
-            if body and body.has(name):
-                why = "a stored conversation is not forwarded: send what it holds"
-                raise unsupported(name, why)
+        dropped = [name for name in path.ours if body and body.has(name)]
+        for name in dropped:
+            if name not in self._settings.drop_unsupported:
+                raise unsupported(name, "a stored conversation is not forwarded: send what it holds")
+        if body:
+            body.leave_out(dropped)
         if body and not OWNED.isdisjoint(self._settings.forward):
             body.unambiguous()
             await self.owners.check(caller, body.encoded)
@@ -205,7 +208,7 @@ class Forwarder:
                 content = body.with_gemini_model(target.model)
             elif body:
                 content = body.encoded if named is None else body.with_model(target.model)
-        work = Work(self, path, request, caller, target)
+        work = Work(self, path, request, caller, target, headers=left_out_header(dropped))
         in_file = path.kind == "batches" and not path.seen and (owned is not None or not target.model)
         await work.admit(input_tokens=len(content or b""), models=models, in_file=in_file)
         return await work.answer(content)
@@ -354,14 +357,16 @@ class Work:
         target: Target,
         *,
         upload: Owner | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
+        """``headers``: of the answer."""
         self._forwarder = forwarder
         self._path = path
         self._request = request
         self._caller = caller
         self._target = target
         self._upload = upload
-        self._headers: Mapping[str, str] = {}
+        self._headers: Mapping[str, str] = headers or {}
         self._call: ForwardedCall | None = None
         self._taken: Reservation | None = None
         self.was_read = asyncio.Event()
@@ -389,7 +394,7 @@ class Work:
         )
         span = self._forwarder.begin_span(call.id, headers_in(self._request).get("traceparent"))
         self._request.state.use = self.use = AuditedRun(run=None, model=target.label, span=span)
-        self._headers = await self._forwarder.admit(self._caller, call)
+        self._headers = {**self._headers, **await self._forwarder.admit(self._caller, call)}
         self._call = call
 
     async def answer(self, content: Any, more: Mapping[str, str] | None = None) -> ForwardedAnswer | Response:

@@ -8,7 +8,7 @@ would not know otherwise).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -97,6 +97,11 @@ class Translated(msgspec.Struct, frozen=True, kw_only=True):
     """Answer at once; the run continues without its client."""
     claim: Claim | None = None
     """Called with the new run's id before it is published, and may refuse it; returns what undoes that."""
+
+
+def left_out_header(paths: Sequence[str]) -> dict[str, str]:
+    """The header that names what was left out of a request; empty if nothing was."""
+    return {"x-tokenbus-left-out": ", ".join(paths)} if paths else {}
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

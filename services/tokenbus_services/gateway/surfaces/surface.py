@@ -16,6 +16,7 @@ from tokenbus.events.requests import (
     Generate,
     GrammarFormat,
     InputFormat,
+    Message,
     OnFailure,
     RunId,
     TextFormat,
@@ -131,6 +132,7 @@ class SurfaceRequest:
         apis = {self.model.api, *self.model.apis.values()}
         self.has = _options_of(apis)
         """The optional request fields that every provider of the model has."""
+        self._needs_word = not str(speaks).startswith("openai-") and any(api.startswith("openai-") for api in apis)
         self.passes = apis == {speaks}
         """Every provider speaks the client's API, so it gets what the gateway does not know."""
         body.reading.passes = self.passes
@@ -227,6 +229,8 @@ class SurfaceRequest:
         fields = {**fields, **self._tool_fields(list(tools))}
         if self.instructions:
             fields["system"] = _and_said(fields.get("system"), self.instructions)
+        if fields.get("json_object") and self._needs_word and not _mentions_json(fields):
+            fields["messages"] = [Message(role="system", content=ONLY_JSON), *fields["messages"]]
         self.bus.end()
         self.body.end()
         if self.passes:
@@ -409,6 +413,13 @@ def _options_of(apis: set[ApiName]) -> frozenset[RequestOption]:
         if isinstance(provider, ProviderBase):  # of an API from another package the bus itself knows
             options &= provider.options
     return options
+
+
+def _mentions_json(fields: Json) -> bool:
+    """Whether a message has the word without which OpenAI's APIs refuse to answer with JSON of any schema. Their own
+    clients know that.
+    """
+    return b"json" in msgspec.json.encode(fields["messages"]).lower()
 
 
 def _and_said(system: Any, sentences: list[str]) -> Any:

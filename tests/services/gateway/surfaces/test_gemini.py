@@ -345,6 +345,18 @@ def test_json_of_any_schema_is_asked_for_in_words_where_the_provider_has_no_mode
     assert generate.system == ONLY_JSON
 
 
+@pytest.mark.parametrize("model", ["openai/m", "responses/m"])
+def test_json_is_asked_for_in_words_too_where_the_provider_refuses_without_the_word(model: str) -> None:
+    """OpenAI's APIs: "messages must contain the word 'json' in some form"."""
+    form = config(responseMimeType="application/json")
+    found = translated(SURFACE, request(model=model, **form)).generate
+    assert (found.json_object, found.messages[0]) == (True, Message(role="system", content=ONLY_JSON))
+    said = [{"role": "user", "parts": [{"text": "As JSON, please."}]}]
+    assert len(translated(SURFACE, request(model=model, **form, contents=said)).generate.messages) == 1
+    of_gemini = translated(SURFACE, request(**form)).generate
+    assert ONLY_JSON not in str(of_gemini)
+
+
 def test_a_provider_of_this_api_gets_what_the_gateway_does_not_know() -> None:
     more = {"labels": {"a": "b"}, "serviceTier": "flex", "toolConfig": {"retrievalConfig": {"a": 1}}}
     code = {"executableCode": {"code": "1"}}
