@@ -60,8 +60,8 @@ local function rewrite_history(s, runs, messages)
   for n = math.max(began, runs - MOST_REWRITTEN), runs - 1 do
     forget_pieces(s, n)
   end
-  redis.call('HINCRBY', s.history, 'edits', 1)
-  redis.call('HSET', s.history, 'before', messages, 'begins_at', whole(runs))
+  local edits = tonumber(redis.call('HGET', s.history, 'edits') or '0')
+  redis.call('HSET', s.history, 'before', messages, 'begins_at', whole(runs), 'edits', whole(edits + 1))
   return true
 end
 local function keep_session(s, ttl_ms)
