@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import msgspec
 
 from tests.services.gateway.rules import APIS, rules
 from tokenbus_services.gateway.forward.table import TABLE
+from tokenbus_services.gateway.models import ModelTable, RoutedModel
 from tokenbus_services.gateway.problem import Refusal
 from tokenbus_services.gateway.surfaces.ag_ui import AgUiSurface
 from tokenbus_services.gateway.surfaces.ai_sdk_ui import AiSdkUiSurface
@@ -137,20 +138,28 @@ ORDER = ("honoured", "passed", "in words", "left out", "refused")
 
 
 def ask(
-    name: str, api: str, changes: Json, *, drop: Collection[str] = (), headers: Mapping[str, str] | None = None
+    name: str,
+    api: str,
+    changes: Json,
+    *,
+    drop: Collection[str] = (),
+    headers: Mapping[str, str] | None = None,
+    aliases: Mapping[str, Sequence[RoutedModel]] | None = None,
 ) -> Translated:
-    """Translate a request with these changes for a provider of this API, with ``drop`` as `drop_unsupported`. Raises
-    Refusal.
+    """Translate a request with these changes for a provider of this API, or one of ``aliases``, with ``drop`` as
+    `drop_unsupported`. Raises Refusal.
     """
     surface, body = SURFACES[name]
     body = {**copy.deepcopy(body), **changes}
-    model = f"{api}/m"
+    model = api if aliases else f"{api}/m"
     if name == "AG-UI":
         body["forwardedProps"] = {"model": model, **body["forwardedProps"]}
     elif name != "Gemini":
         body["model"] = model
     path = {"model": model, "method": "generateContent"} if name == "Gemini" else {}
     allowed = rules(tools=None, allow_extra=frozenset({"a"}), drop_unsupported=frozenset(drop))
+    if aliases:
+        allowed = msgspec.structs.replace(allowed, models=ModelTable(APIS, aliases))
     asked = GatewayRequest(body=msgspec.json.encode(body), headers=headers or {}, path=path)
     return surface.translate(asked, allowed)
 
