@@ -106,6 +106,10 @@ class Conversation:
         """Make the call of a message."""
         self.make(SessionMessage(content=f"{when_busy} {len(self._accepted)}", when_busy=when_busy))
 
+    def add(self) -> None:
+        """Make the call of a message that starts no run."""
+        self.make(SessionMessage(content=f"added {len(self._accepted)}", run=False))
+
     def change(self, together: bool) -> None:
         """Make the call of another configuration."""
         self.make(Configure(request=REQUEST, together=together))
@@ -196,14 +200,22 @@ class Conversation:
         assert self.waiting == 0
         assert self._wire.redis.hget(self._keys.session(REF), "waiting") in (b"0", None)
         expected: defaultdict[str, list[str]] = defaultdict(list)
-        texts = {event["append"]: event["item"].get("content") for event in said}
-        for append, fate in fates.items():
-            if fate["type"] == "delivered" and texts[append] is not None:
-                kind = "in" if fate.get("turn", 0) == 0 else "steer"
-                expected[f"{kind}:{self.runs.index(fate['run'])}"].append(texts[append])
+        items = {event["append"]: event["item"] for event in said}
+        begun = 0
+        for event in log:
+            item = items.get(event.get("append", ""), {})
+            if event["type"] != "delivered" or "content" not in item:
+                continue
+            if not item.get("run", True):
+                expected[f"add:{begun}"].append(item["content"])
+                continue
+            at = self.runs.index(event["run"])
+            begun = at + 1
+            kind = "in" if event.get("turn", 0) == 0 else "steer"
+            expected[f"{kind}:{at}"].append(item["content"])
         found: dict[str, list[str]] = {}
         for name, piece in self._wire.redis.hgetall(self._keys.of_session(REF)[3]).items():
-            if name.startswith((b"in:", b"steer:")):
+            if name.startswith((b"in:", b"steer:", b"add:")):
                 messages = msgspec.json.decode(piece)
                 parts = [[m] if isinstance(m, dict) else m[1] for m in messages]
                 found[name.decode()] = [message["content"] for part in parts for message in part]

@@ -503,13 +503,15 @@ class Conversing(Protocol):
         if not held:
             self.session.send(-1, reply_lost=False)
 
-    @rule(what=st.sampled_from(["interrupt", "withdraw", "configure"]), which=any_of)
+    @rule(what=st.sampled_from(["interrupt", "withdraw", "configure", "add"]), which=any_of)
     def append(self, what: str, which: int) -> None:
         """Any other append."""
         if what == "interrupt":
             self.session.interrupt(which if which % 2 else None)
         elif what == "withdraw":
             self.session.withdraw(which)
+        elif what == "add":
+            self.session.add()
         else:
             self.session.change(together=bool(which % 2))
 

@@ -168,3 +168,27 @@ async def test_a_session_keeps_what_its_newest_runs_added() -> None:
             assert texts(await session.messages()) == [("user", "second"), ("assistant", "one")]
             pieces = [name.decode() for name in await client.hkeys(keys.of_session(ref)[3])]
             assert not [name for name in pieces if name.endswith(":0") or name == "before"]
+
+
+async def test_a_steered_run_that_is_tried_again_asks_with_its_steers() -> None:
+    slow = Turn(says=Reply(text="two three " + "more " * 200), delivery=Delivery(pace=20))
+    with LocalBus() as local:
+        local.model_says("two", slow, slow)
+        async with local.client() as bus:
+            session = bus.session("again")
+            await session.configure(MODEL)
+            await session.send("hello")
+            await told(session, said)
+            await session.steer("shorter", now=True)
+            await told(session, said, 2)
+            run = (await session.interrupt()).fate.run
+            await told(session, run_over)
+            assert run
+            again = await bus.retry(run)
+            async for event in again.events():
+                if isinstance(event, Chunk):
+                    await again.cancel()
+            assert len(local.requests) == 3
+            assert [message["role"] for message in local.requests[2]["messages"]] == ["user"]
+            assert "hello" in str(local.requests[2]["messages"])
+            assert "shorter" in str(local.requests[2]["messages"])
