@@ -28,6 +28,8 @@ from tokenbus_services.gateway.problem import Problem, Refusal
 from tokenbus_services.gateway.response_store import ResponseStore
 from tokenbus_services.gateway.runs import note_in
 from tokenbus_services.gateway.surfaces.openai_responses.response_log import ResponseSoFar
+from tokenbus_services.runtime.storage_share import StorageShare
+from tokenbus_services.settings import Settings
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -69,12 +71,16 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 class ConversationStore:
     """Reads and writes of one gateway. All methods raise ServerUnavailable."""
 
-    def __init__(self, server: Server, keys: Keys, *, keep_s: float) -> None:
-        """``keep_s``: how long a conversation is kept after its last use."""
+    def __init__(self, server: Server, settings: Settings) -> None:
+        keys: Keys = settings.keys
         self._responses = ResponseStore(server, keys)
         self._server = server
         self._prefix = f"{keys.prefix}:{{gateway}}:conversation"
-        self._keep_ms = round(keep_s * 1000)
+        self._keep_ms = round(settings.retention.session_s * 1000)
+        """How long a conversation is kept after its last use."""
+        self._share = StorageShare(
+            server, settings, what="conversation", key=lambda tenant: f"{keys.prefix}:{{gateway}}:stored:{tenant}"
+        )
         self._settling: asyncio.Task[None] | None = None
 
     async def open(self, liveness: Liveness) -> None:
@@ -86,9 +92,10 @@ class ConversationStore:
         await stop_task(self._settling)
 
     async def create(self, tenant: str, conversation: Conversation) -> None:
-        """Store a new one."""
+        """Store a new one. Raises RequestInvalid if the tenant has no room for it."""
         key = self._key(tenant, conversation.id)
         with translated(self._server):
+            await self._share.spend(tenant, len(msgspec.json.encode(conversation)))
             await self._put(key, b"", msgspec.structs.replace(conversation, tenant=tenant))
 
     async def get(self, tenant: str, name: str) -> Conversation:
@@ -96,8 +103,8 @@ class ConversationStore:
         return await self._settled(self._key(tenant, name), name)
 
     async def change(self, tenant: str, name: str, change: Callable[[Conversation], Conversation]) -> Conversation:
-        """Change it as it is then; ``change`` may be called again. Raises Refusal (400, 404), and what ``change``
-        raises.
+        """Change it as it is then; ``change`` may be called again. Raises Refusal (400, 404), RequestInvalid if the
+        tenant has no room for what is added, and what ``change`` raises.
         """
         key = self._key(tenant, name)
         await self._settled(key, name)
@@ -193,10 +200,13 @@ class ConversationStore:
         while True:
             before, found = await self._read(key, name)
             changed = change(found)
-            if bounded and len(msgspec.json.encode(changed)) > MAX_BYTES:
+            size = len(msgspec.json.encode(changed))
+            if bounded and size > MAX_BYTES:
                 why = f"a conversation has at most {MAX_BYTES} bytes: begin another one"
                 raise Refusal(Problem(status=400, code="conversation_full", message=why, kind="invalid_request"))
             with translated(self._server):
+                if bounded:
+                    await self._share.spend(found.tenant, size - len(before))
                 if await self._put(key, before, changed):
                     return changed
 

@@ -74,7 +74,7 @@ class Gateway:
         self.metrics = metrics
         self._spans = spans
         self.forwarder = Forwarder(settings, access, spans, runs)
-        self.conversations = ConversationStore(runs.server, runs.keys, keep_s=settings.retention.session_s)
+        self.conversations = ConversationStore(runs.server, settings)
         self._blobs = loader_of(settings.blobs)
         self.media = InlineMedia(self._blobs, FairShare(settings.gateway.media_bytes))
         self._places = FairShare(settings.gateway.connections)

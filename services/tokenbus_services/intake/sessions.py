@@ -52,7 +52,7 @@ from tokenbus.events.requests import (
 )
 from tokenbus.events.sessions import SessionRun, session_ref, session_run
 from tokenbus_services.intake.run_creation import RunCreation
-from tokenbus_services.intake.session_share import SessionShare
+from tokenbus_services.runtime.storage_share import StorageShare
 from tokenbus_services.settings import Settings
 
 INTERRUPTED = "interrupted"
@@ -130,7 +130,9 @@ class SessionAppends:
         self._keep = keep
         self._open_ms = round(settings.retention.open_run_s * 1000)
         self._keep_ms = round(settings.retention.session_s * 1000)
-        self._share = SessionShare(server, settings)
+        self._share = StorageShare(
+            server, settings, what="session", key=lambda tenant: self._keys.limit(f"sessions:{tenant}")
+        )
 
     async def call(self, append: Append, item: QueueItem) -> scripts.ScriptCall:
         """The call that accepts the append. Raises RequestInvalid."""

@@ -15,10 +15,12 @@ from tokenbus.testing import LocalBus
 from tokenbus_services.gateway.keys.key import new_key
 from tokenbus_services.mock_provider import Reply, Stall, ToolCall, Turn
 
-ADA, EVE = new_key(), new_key()
+ADA, EVE, MAL = new_key(), new_key(), new_key()
 SETTINGS = "[gateway]\n" + "".join(
-    f'[gateway.keys.{name}]\nsha256 = "{key.sha256}"\n' for name, key in (("ada", ADA), ("eve", EVE))
+    f'[gateway.keys.{name}]\nsha256 = "{key.sha256}"\n' for name, key in (("ada", ADA), ("eve", EVE), ("mal", MAL))
 )
+SETTINGS += "[limits]\nsession_share = 0.01\n"
+MAXMEMORY = 1600 * 2**20
 TOOL: Any = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": False}
 MODEL = "anthropic/text"
 
@@ -26,6 +28,8 @@ MODEL = "anthropic/text"
 @pytest.fixture(scope="module")
 def bus() -> Generator[LocalBus]:
     with LocalBus(SETTINGS) as running:
+        with redis.Redis.from_url(running.url) as server:
+            server.config_set("maxmemory", MAXMEMORY)
         running.model_says("text", Reply(thinking="let me see", text="one"), "two", "three")
         running.model_says("slow", Turn(says=Reply(text="one two three"), fault=Stall(after_text="two")))
         call = ToolCall(name="weather", arguments={"city": "Rome"})
@@ -175,3 +179,15 @@ def test_a_conversation_is_of_its_tenant_and_what_is_wrong_is_refused(bus: Local
             client.conversations.create(items=items)  # pyright: ignore[reportArgumentType]
     with pytest.raises(openai.BadRequestError):
         client.conversations.create(metadata={"x": "y" * 513})
+
+
+def test_one_tenant_does_not_fill_the_server_with_conversations(bus: LocalBus, client: openai.OpenAI) -> None:
+    large: Any = [{"type": "message", "role": "user", "content": "x" * 3_900_000}]
+    with openai.OpenAI(api_key=MAL.text, base_url=f"{bus.gateway}/v1") as mal:
+        begun = [mal.conversations.create(items=large) for _ in range(4)]
+        for more in (mal.conversations.create, lambda items: mal.conversations.items.create(begun[0].id, items=items)):
+            with pytest.raises(openai.BadRequestError, match=r"session_share.*there is room again in \d+ s"):
+                more(items=large)
+        for each in begun:
+            mal.conversations.delete(each.id)
+    assert client.conversations.create(items=large).id

@@ -105,7 +105,8 @@ class LimitSettings(Table, frozen=True, kw_only=True):
     """Maximum events waiting in one policy worker; beyond it, reading pauses."""
     session_share: Annotated[float, Meta(gt=0, le=1)] = 0.1
     """What one tenant appends to its sessions within `retention.session_s`, as a share of the server's `maxmemory`. The
-    server keeps each append several times. Runs without a tenant are not limited.
+    server keeps each append several times. The same holds for conversations of the Responses API. What has no tenant is
+    not limited.
     """
     lag_bytes: Bytes = 8 * 2**20
     """Backpressure threshold per partition and hop: a fetcher pauses reading sockets while a later stage lags this far
