@@ -388,7 +388,7 @@ READS: dict[str, set[str]] = {
     "recorder": {"records", "tape", "log"},
     "webhooks": {"notices"},
     "blobs": set(),
-    "gateway": {*TOPICS, "log", "dead", "turns", "decisions", "raw", "events", "drafts"},  # it erases runs
+    "gateway": {*TOPICS, "log", "dead", "turns", "decisions", "raw", "events", "drafts", "notices"},  # it erases runs
     "operator": {
         *(*TOPICS, "log", "requests", "turns", "tools", "raw", "events", "drafts", "decisions", "control"),
         *("records", "notices", "tape", "dead"),

@@ -1,8 +1,9 @@
 """Erases runs that have ended: all that the server keeps of them, and a search that finds what is left.
 
 What a run leaves on the server: its hash (request, history, result), its log and its tape; its places in the index; its
-events in the public topics; its entries among the dead letters and in the index of records; the gateway's notes; and
-what stages have passed on to each other, which is trimmed as soon as no open run needs it.
+events in the public topics; its entries among the dead letters and in the index of records; the gateway's notes; what
+webhooks are still to tell; and what stages have passed on to each other, which is trimmed as soon as no open run needs
+it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tokenbus.bus.scripts.retention import erase
 from tokenbus.bus.server.run_scripts import run_scripts
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.topology import POLICY, STAGES
+from tokenbus.bus.webhooks import deliveries_of
 
 PAGE = 500
 LATER_MS = 60_000
@@ -43,7 +45,9 @@ class Erased(msgspec.Struct, kw_only=True):
     open: list[str] = []
     """Runs that have not ended. Nothing of them was deleted."""
     found: Counter[str] = msgspec.field(default_factory=Counter[str])
-    """Number of entries by place: `runs`, `events`, `dead letters`, `records`, `notes`."""
+    """Number of entries by place: `runs`, `events`, `dead letters`, `records`, `notes`,
+    `webhooks`.
+    """
 
 
 class _Window(msgspec.Struct):
@@ -88,6 +92,7 @@ async def erase_runs(server: Server, keys: Keys, runs: Collection[str]) -> Erase
             async for stream, ids in _events(server, keys, partition, topic, window):
                 erased.found["events"] += await server.client.xdel(stream, *ids)
     gone = set(runs) - set(erased.open)
+    erased.found["webhooks"] = await _clean_webhooks(server, keys, gone, set(windows))
     ids = [letter.id async for letter in all_dead_letters(server, keys) if letter.entry.run in gone]
     erased.found["dead letters"] += await drop_dead_letter(server, keys, ids) if ids else 0
     return erased
@@ -116,8 +121,33 @@ async def remains(server: Server, keys: Keys, runs: Collection[str]) -> Counter[
         for _, stream in _inputs(keys, partition):
             for _, fields in await server.client.xrange(stream):
                 found["passed on"] += sum(name.decode(errors="replace") in window.runs for name in fields)
+        stream = keys.topic(partition, "notices")
+        found["webhooks"] += len([entry async for entry in _notices(server, stream, window.runs)])
+    found["webhooks"] += len([each async for each in deliveries_of(server, keys, runs)])
     found["dead letters"] = sum([letter.entry.run in runs async for letter in all_dead_letters(server, keys)])
     return found
+
+
+async def _clean_webhooks(server: Server, keys: Keys, runs: set[str], partitions: Iterable[int]) -> int:
+    """Delete what receivers were still to be told of these runs; how much it was."""
+    count = 0
+    for partition in partitions:
+        stream = keys.topic(partition, "notices")
+        if ids := [entry_id async for entry_id in _notices(server, stream, runs)]:
+            count += await server.client.xdel(stream, *ids)
+    async for deliveries, delivery in deliveries_of(server, keys, runs):
+        await deliveries.done(delivery)
+        count += 1
+    return count
+
+
+async def _notices(server: Server, stream: str, runs: set[str]) -> AsyncIterator[bytes]:
+    begin = "-"
+    while page := await server.client.xrange(stream, begin, "+", count=PAGE):
+        for entry_id, fields in page:
+            if {name.decode(errors="replace") for name in fields} <= runs:
+                yield entry_id
+        begin = f"({page[-1][0].decode()}"
 
 
 def _inputs(keys: Keys, partition: int) -> list[tuple[str, str]]:

@@ -178,6 +178,11 @@ class Keys:
         """Hash: index entry of each recorded run, as JSON."""
         return f"{self.prefix}:{{records}}:entries"
 
+    @property
+    def webhook_receivers(self) -> str:
+        """Set: the receivers for which deliveries were ever added."""
+        return f"{self.prefix}:{{webhooks}}:receivers"
+
     def webhook_due(self, receiver: str) -> str:
         """Sorted set: deliveries to this receiver of webhooks by the time of their next try in ms; in the slot of
         `webhook_bodies`.

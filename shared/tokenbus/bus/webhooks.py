@@ -5,6 +5,8 @@ At least once: a delivery stays until it was made or given up. One whose worker 
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Collection
+
 import msgspec
 
 from tokenbus.bus.keys import Keys
@@ -12,6 +14,7 @@ from tokenbus.bus.scripts import webhooks
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 
+PAGE = 100
 KEPT_MS = 30 * 86_400_000
 """How long deliveries are kept after the last one that was added, should no worker ever make them."""
 
@@ -45,6 +48,7 @@ class Deliveries:
 
     def __init__(self, server: Server, keys: Keys, receiver: str) -> None:
         self._server = server
+        self._receiver, self._receivers = receiver, keys.webhook_receivers
         self._due = keys.webhook_due(receiver)
         self._bodies = keys.webhook_bodies(receiver)
 
@@ -63,7 +67,8 @@ class Deliveries:
         # In this order: if the second is not reached, the caller repeats both.
         await client.hsetnx(self._bodies, delivery.id, _encode(delivery))
         await client.zadd(self._due, {delivery.id: delivery.since_ms}, nx=True)
-        for key in (self._bodies, self._due):
+        await client.sadd(self._receivers, self._receiver)
+        for key in (self._bodies, self._due, self._receivers):
             await client.pexpire(key, KEPT_MS)
 
     async def take(self, most: int, *, lease_ms: int) -> Taken:
@@ -77,8 +82,24 @@ class Deliveries:
         """Try it again then."""
         await self._server.client.zadd(self._due, {delivery.id: at_ms}, xx=True)
 
+    async def of_runs(self, runs: Collection[str]) -> AsyncIterator[Delivery]:
+        """Those that tell of these runs."""
+        async for _, body in self._server.client.hscan_iter(self._bodies, count=PAGE):
+            if (delivery := _decode(body)).run in runs:
+                yield delivery
+
     async def done(self, delivery: Delivery) -> None:
         """It was made, or given up."""
         # In this order: a time without a body is forgotten, a body without a time would stay.
         await self._server.client.hdel(self._bodies, delivery.id)
         await self._server.client.zrem(self._due, delivery.id)
+
+
+async def deliveries_of(
+    server: Server, keys: Keys, runs: Collection[str]
+) -> AsyncIterator[tuple[Deliveries, Delivery]]:
+    """What waits for any receiver and tells of these runs. Raises redis-py's errors."""
+    for receiver in await server.client.smembers(keys.webhook_receivers):
+        deliveries = Deliveries(server, keys, receiver.decode())
+        async for delivery in deliveries.of_runs(runs):
+            yield deliveries, delivery

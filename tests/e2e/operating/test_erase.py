@@ -7,23 +7,29 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.e2e.conftest import Send
 from tests.e2e.fleet import ended
 from tests.e2e.media.test_media import PNG, message_with, upload, with_store
 from tests.services.cli.process import run
+from tests.services.webhooks.test_receiver import OLD
 from tests.waiting import eventually
 from tokenbus import Client
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.records import newest_records
 from tokenbus.bus.server.server import Server
+from tokenbus.bus.webhooks import Deliveries
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, Turn
 
 OURS, THEIRS, FORGOTTEN = "swordfish", "halibut", "mackerel"
 SCRIPTS = [
     Script(name=word, turns=(Turn(says=Reply(text=f"It is {word} again.")),)) for word in (OURS, THEIRS, FORGOTTEN)
 ]
-TABLES = "[records]\nsample = 1.0\n[gateway]\n"
+AWAY = (
+    '[webhooks.away]\nurl = "http://127.0.0.1:1/"\nsecret_env = "HOOK_SECRET"\nevery_run = true\nallow_private = true\n'
+)
+TABLES = f"[records]\nsample = 1.0\n[gateway]\n{AWAY}"
 
 
 async def keys_with(server: Server, keys: Keys, word: str) -> set[str]:
@@ -31,6 +37,7 @@ async def keys_with(server: Server, keys: Keys, word: str) -> set[str]:
     client: Any = server.client
     reads = {
         b"string": client.get,
+        b"set": client.smembers,
         b"hash": client.hgetall,
         b"stream": client.xrange,
         b"zset": lambda key: client.zrange(key, 0, -1),
@@ -44,14 +51,20 @@ async def keys_with(server: Server, keys: Keys, word: str) -> set[str]:
     return found
 
 
+async def told_of(server: Server, keys: Keys, count: int) -> bool:
+    """Whether so many deliveries wait."""
+    return await Deliveries(server, keys, "away").waiting() == count
+
+
 async def test_what_is_erased_is_nowhere_and_what_is_anothers_stays(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("HOOK_SECRET", OLD)
     async with (
         MockProvider(SCRIPTS) as provider,
         with_store(tmp_path, server_url, keys, provider.url, TABLES) as (fleet, blobs),
     ):
-        *_, gateway = await fleet.start("recorder", "gateway")
+        *_, gateway = await fleet.start("recorder", "webhooks", "gateway")
         env = {"TOKENBUS_CONFIG": str(tmp_path / "bus" / "tokenbus.toml")}
         private, shared = [await upload(blobs.url, PNG + name) for name in (b"private", b"shared")]
         ours = await send(OURS, metadata={"tenant": "acme"}, messages=message_with(private, shared))
@@ -67,11 +80,12 @@ async def test_what_is_erased_is_nowhere_and_what_is_anothers_stays(
                 return states == ["completed"] * 2 and len([1 async for _ in newest_records(server, keys)]) == 3
 
             await eventually(all_recorded)
+            await eventually(lambda: told_of(server, keys, 3))
         assert await keys_with(server, keys, OURS)
 
         shown = json.loads((await run("erase", "--tenant", "acme", "--dry-run", "--json", **env)).out)
         assert (shown["runs"], shown["sessions"]) == (2, 1)
-        assert all(shown["found"][place] for place in ("runs", "events", "records"))
+        assert all(shown["found"][place] for place in ("runs", "events", "records", "webhooks"))
         erased = await run("erase", "--tenant", "acme", "--yes", "--json", **env)
         said = json.loads(erased.out)
         assert (said["left"], said["open"], said["blobs_left"]) == ({}, [], 0)
@@ -88,6 +102,7 @@ async def test_what_is_erased_is_nowhere_and_what_is_anothers_stays(
             asked = {"model": f"anthropic/{FORGOTTEN}", "input": "hello"}
             response = (await http.post("/v1/responses", json=asked)).json()
             assert await keys_with(server, keys, FORGOTTEN)
+            await eventually(lambda: told_of(server, keys, 2))  # that of the other tenant, and this
             path = f"/v1/responses/{response['id']}"
             deleted = (await http.delete(path)).json()
             assert deleted == {"id": response["id"], "object": "response", "deleted": True}
