@@ -516,3 +516,19 @@ def test_a_choice_of_a_tool_that_goes_to_the_provider_as_it_is_goes_with_it() ->
         body = {**SURFACES[surface][1], "model": WHOLE[surface][1]["model"], "tools": [tool], "tool_choice": choice}
         got = received(surface, api, body)
         assert (got["tools"], got["tool_choice"]) == ([tool], choice), surface
+
+
+def test_hints_of_an_items_parts_reach_a_provider_of_responses_wherever_they_are() -> None:
+    mark: Json = {"prompt_cache_breakpoint": {"mode": "explicit"}}
+    image: Json = {"type": "input_image", "image_url": "https://a.example/b.png", "detail": "low", **mark}
+    text: Json = {"type": "input_text", "text": "x", **mark}
+    call: Json = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
+    sent: list[Json] = [
+        {"role": "system", "content": [text]},
+        {"role": "user", "content": [text, image]},
+        call,
+        {"type": "function_call_output", "call_id": "a", "output": [text, image]},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "y", **mark}]},
+        {"role": "user", "content": "z"},
+    ]
+    assert received("Responses", "openai-responses", {"model": "responses/m", "input": sent})["input"] == sent

@@ -157,14 +157,21 @@ def _content(part: Fields, role: str) -> ContentPart:
     if kind == "output_text":
         part.take("annotations")
         part.take("logprobs")
-    cache = part.take("prompt_cache_breakpoint") is not None
-    if kind in ("input_text", "output_text"):
-        return TextPart(text=part.needed("text", part.text("text")), cache=cache)
-    part.hint("detail", "auto")
+    read = _media(part, kind)
+    if part.peek("detail") == "auto":
+        part.take("detail")
+    if part.reading.passes:  # of other roles the whole item goes as it is, if anything of it is unread
+        return msgspec.structs.replace(read, extra=part.own("openai-responses")) if role in ("user", "tool") else read
+    part.hint("detail")
+    return msgspec.structs.replace(read, cache=part.take("prompt_cache_breakpoint") is not None)
+
+
+def _media(part: Fields, kind: str) -> TextPart | ImagePart | DocumentPart:
     if kind == "input_image":
-        return ImagePart(source=_source(part, "image_url", "image_url"), cache=cache)
-    title = part.text("filename")
-    return DocumentPart(source=_source(part, "file_url", "file_data"), title=title, cache=cache)
+        return ImagePart(source=_source(part, "image_url", "image_url"))
+    if kind == "input_file":
+        return DocumentPart(title=part.text("filename"), source=_source(part, "file_url", "file_data"))
+    return TextPart(text=part.needed("text", part.text("text")))
 
 
 _INPUT = ("input_text", "input_image", "input_file")
@@ -216,7 +223,7 @@ def _carried(item: Fields) -> Carried:
 def _plain(content: str | list[ContentPart]) -> str | list[ContentPart]:
     """A single text without anything else as a string."""
     match content:
-        case [TextPart(text=text, cache=False, opaque=None, opaque_blobs=None)]:
+        case [TextPart(text=text, cache=False, opaque=None, opaque_blobs=None, extra=None)]:
             return text
         case _:
             return content
