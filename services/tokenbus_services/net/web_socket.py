@@ -90,6 +90,11 @@ class BoundedSocket(WebSocketsSansIOProtocol):
             self._feed()
         return message
 
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
+            self.handshake_complete = True  # else uvicorn logs an error for each socket that is refused
+
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._unread is None:

@@ -38,6 +38,10 @@ class Sockets:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         scope["state"][OWNER] = scope["path"][1:]
         await receive()
+        if scope["path"] == "/refused":
+            await send({"type": "websocket.http.response.start", "status": 403, "headers": []})
+            await send({"type": "websocket.http.response.body", "body": b"no"})
+            return
         await send({"type": "websocket.accept"})
         while True:
             await self.may_take.wait()
@@ -162,6 +166,16 @@ async def test_a_handshake_that_the_parser_would_not_answer_is_refused(more: str
         reader, writer = await app.connect(more=more)
         assert (await reader.read(-1)).startswith(b"HTTP/1.1 400 ")
         writer.close()
+
+
+async def test_a_socket_that_is_refused_is_no_error_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async with sockets() as app:
+        reader, writer = await app.connect("refused")
+        answer = await reader.read(-1)
+        assert answer.startswith(b"HTTP/1.1 403 ")
+        assert answer.endswith(b"no")
+        writer.close()
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 def test_what_each_owner_holds_remains_free_for_the_next() -> None:
