@@ -44,12 +44,12 @@ class Schema:
         self.patterns = patterns
         """Number of patterns in the schema."""
 
-    def problems(self, arguments: dict[str, object]) -> list[str]:
+    def problems(self, arguments: dict[str, object], what: str = "arguments") -> list[str]:
         """Return a few short sentences, each with a location, that say how the arguments violate the schema; empty if
-        valid.
+        valid. ``what``: what they are called there.
         """
         if deeper_than(MAX_ARGUMENT_DEPTH, arguments):
-            return [f"arguments: nested deeper than {MAX_ARGUMENT_DEPTH} levels"]
+            return [f"{what}: nested deeper than {MAX_ARGUMENT_DEPTH} levels"]
         problems: list[str] = []
         try:
             with _panics_as_errors():
@@ -57,10 +57,10 @@ class Schema:
                     return []
                 if len(msgspec.json.encode(arguments)) * self._size <= _MOST_TO_EXPLAIN:
                     errors = islice(self._explainer.iter_errors(arguments), _MOST_PROBLEMS)
-                    problems += (f"{_path('arguments', e.instance_path)}: {_short(e.message)}" for e in errors)
+                    problems += (f"{_path(what, e.instance_path)}: {_short(e.message)}" for e in errors)
         except SchemaError as e:
-            return [f"arguments: they cannot be checked: {e}"]
-        return problems or ["arguments: they do not match the tool's schema"]
+            return [f"{what}: they cannot be checked: {e}"]
+        return problems or [f"{what}: they do not match the tool's schema"]
 
 
 def check_tools(tools: Sequence[Tool]) -> None:

@@ -27,6 +27,7 @@ from tokenbus.events.public import (
     ProviderModel,
     PublicEvent,
     Restarted,
+    Resumed,
     Retrying,
     RunFailedEvent,
     Started,
@@ -35,9 +36,12 @@ from tokenbus.events.public import (
     ToolProgress,
     UnknownEvent,
     UsageReported,
+    Waiting,
 )
 from tokenbus.events.requests import (
+    Answer,
     Append,
+    Approval,
     Base64Source,
     BlobSource,
     Configure,
@@ -64,6 +68,7 @@ from tokenbus.events.requests import (
     Tool,
     ToolCallPart,
     ToolChoice,
+    ToolResult,
     ToolResultPart,
     UrlSource,
     Withdraw,
@@ -72,13 +77,15 @@ from tokenbus.events.run_info import RunInfo
 from tokenbus.events.run_result import RunResult
 from tokenbus.events.sessions import Appended, Configured, Delivered, Fate, Returned, RunEnded, SessionInfo
 from tokenbus.events.usage import Usage
+from tokenbus.events.waits import Condition, Excluded, WaitFate, WaitInfo
 from tokenbus.prefill_names import unnamed_where
 from tokenbus.storage import restore_from_storage, sanitize_for_storage
 
 if TYPE_CHECKING:
     from tokenbus.client.blobs import Blobs
-    from tokenbus.client.client import AnyRun, Client, Run
+    from tokenbus.client.client import Client, Run
     from tokenbus.client.display_pace import coalesced
+    from tokenbus.client.publishing import AnyRun
     from tokenbus.client.response import Response, ResponseBuilder
     from tokenbus.client.sessions.reader import SessionCursor, SessionStep
     from tokenbus.client.sessions.session import Receipt, Session
@@ -98,7 +105,7 @@ _LATER = {
     "Receipt": "tokenbus.client.sessions.session",
     "Response": "tokenbus.client.response",
     "ResponseBuilder": "tokenbus.client.response",
-    "AnyRun": "tokenbus.client.client",
+    "AnyRun": "tokenbus.client.publishing",
     "Run": "tokenbus.client.client",
     "Sentence": "tokenbus.client.subscriptions.sentences",
     "SentenceRules": "tokenbus.shaping.sentences",
@@ -112,10 +119,12 @@ _LATER = {
 """Names that are imported when they are first used: most workers have no client, and it is a third of the library."""
 
 __all__ = [
+    "Answer",
     "Answering",
     "AnyRun",
     "Append",
     "Appended",
+    "Approval",
     "AudioRef",
     "Base64Source",
     "BlobLoader",
@@ -130,6 +139,7 @@ __all__ = [
     "Chunk",
     "Client",
     "Completed",
+    "Condition",
     "Configure",
     "Configured",
     "Cursor",
@@ -138,6 +148,7 @@ __all__ = [
     "Delivered",
     "DocumentPart",
     "ErrorInfo",
+    "Excluded",
     "ExtraPart",
     "Fallback",
     "Fate",
@@ -161,6 +172,7 @@ __all__ = [
     "Response",
     "ResponseBuilder",
     "Restarted",
+    "Resumed",
     "Retrying",
     "Returned",
     "Rewrite",
@@ -190,11 +202,15 @@ __all__ = [
     "ToolCallPart",
     "ToolChoice",
     "ToolProgress",
+    "ToolResult",
     "ToolResultPart",
     "UnknownEvent",
     "UrlSource",
     "Usage",
     "UsageReported",
+    "WaitFate",
+    "WaitInfo",
+    "Waiting",
     "Withdraw",
     "__version__",
     "blob_id_of",

@@ -25,6 +25,9 @@
     ├── SessionNotFound           no such session, or it has expired
     ├── SessionReplaced           the cursor is of a deleted session, and there is a new one of its name
     ├── AppendPending             sent to a session, and not accepted yet
+    ├── WaitNotFound              the run does not wait for this, or not any more
+    ├── AlreadyDecided            somebody decided it before
+    ├── DecisionPending           sent to a run that waits, and not applied yet
     ├── CursorTrimmed             the cursor is older than the oldest retained entry
     ├── CursorAhead               the cursor is newer than the newest entry
     ├── AttemptRefused            the attempt is over: nothing was written
@@ -62,6 +65,7 @@ if TYPE_CHECKING:
     from tokenbus.events.error_info import ErrorInfo
     from tokenbus.events.requests import Append, Generate
     from tokenbus.events.run_result import RunResult
+    from tokenbus.events.waits import WaitFate
 
 
 class TokenbusError(Exception):
@@ -354,6 +358,44 @@ class AppendPending(TokenbusError):
         super().__init__(f"session {session}: the append {append} was not accepted within {waited_s:g} s")
         self.session = session
         self.append = append
+        self.waited_s = waited_s
+
+
+class WaitNotFound(TokenbusError):
+    """The run does not wait for this: it never did, or the run has ended."""
+
+    code = "wait_not_found"
+
+    def __init__(self, run: str, wait: str) -> None:
+        super().__init__(f"run {run} does not wait for {wait}: it never did, or the run has ended")
+        self.run = run
+        self.wait = wait
+
+
+class AlreadyDecided(TokenbusError):
+    """Somebody decided the wait before, or its deadline did. This decision changed nothing."""
+
+    code = "already_decided"
+
+    def __init__(self, run: str, fate: WaitFate) -> None:
+        by = f" by {fate.by}" if fate.by else ""
+        super().__init__(f"run {run}: {fate.wait} was decided before: {fate.decision}{by}, over {fate.door}")
+        self.run = run
+        self.wait = fate.wait
+        self.fate = fate
+
+
+class DecisionPending(TokenbusError):
+    """The decision was sent, and no intake has applied it yet. Repeat it with the same id."""
+
+    code = "decision_pending"
+    retryable = True
+
+    def __init__(self, run: str, wait: str, decision: str, waited_s: float) -> None:
+        super().__init__(f"run {run}: the decision {decision} on {wait} was not applied within {waited_s:g} s")
+        self.run = run
+        self.wait = wait
+        self.decision = decision
         self.waited_s = waited_s
 
 

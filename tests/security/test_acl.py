@@ -270,12 +270,14 @@ async def test_the_parser_makes_the_index_of_runs_whole(guarded: Guarded, script
 @pytest.mark.parametrize(
     ("user", "names"),
     [
-        ("fetcher", ["sessions.append", "sessions.refuse", "sessions.remember"]),
+        ("fetcher", ["sessions.append", "sessions.refuse", "sessions.remember", "waits.decide", "waits.refuse"]),
         ("parser", ["commit"]),
-        ("pipeline", ["sessions.append", "sessions.refuse", "sessions.remember", "commit"]),
+        ("pipeline", ["sessions.append", "sessions.refuse", "sessions.remember", "waits.decide", "commit"]),
     ],
 )
-async def test_users_may_write_to_sessions(guarded: Guarded, scripts: Command, user: str, names: list[str]) -> None:
+async def test_users_may_write_to_sessions_and_decide_what_is_waited_for(
+    guarded: Guarded, scripts: Command, user: str, names: list[str]
+) -> None:
     async with Server(f"redis://127.0.0.1:{guarded.port}") as admin, Server(guarded.url(user)) as server:
         for scene in [scene for name in names for scene in SCENES[name][name == "commit" :]]:
             await admin.client.flushdb()

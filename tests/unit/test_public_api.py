@@ -27,6 +27,7 @@ FACADE = {
         ToolChoice ToolProgress ToolResultPart UnknownEvent UrlSource Usage UsageReported __version__ blob_id_of
         coalesced restore_from_storage sanitize_for_storage unnamed_where
         Append Configure Delete HistoryBound Interrupt Rewrite SessionMessage Withdraw
+        Answer Approval Condition Excluded Resumed ToolResult WaitFate WaitInfo Waiting
         Appended Configured Delivered Fate Returned RunEnded Receipt Session SessionCursor SessionInfo SessionStep
     """,
     "tokenbus.policy": """
@@ -39,6 +40,7 @@ FACADE = {
         Coalescer JsonElement JsonElements RunElement RunElements SentenceRules Sentences
     """,
     "tokenbus.errors": """
+        AlreadyDecided DecisionPending WaitNotFound
         AppendPending AttemptRefused BlobCorrupt BlobError BlobNotFound BlobQuotaExceeded BlobRefused BlobStoreFull
         BlobTooLarge BlobUnauthorized BlobUnavailable CannotRetry CircularValue CursorAhead CursorTrimmed
         DeadNotFound DeploymentMismatch Malformed NestedTooDeep NotStorable PoisonRequest PublishQueueFull
@@ -170,6 +172,12 @@ def test_a_client_has_these_methods():
         if kind != "property"
     } == {
         "aclose": ["self"],
+        "answer": ["self", "run", "wait", "content", "decision", "by", "decision_id", "wait_s"],
+        "approve": ["self", "run", "wait", "arguments", "by", "decision_id", "wait_s"],
+        "decide": ["self", "decision", "wait_s"],
+        "deny": ["self", "run", "wait", "reason", "by", "decision_id", "wait_s"],
+        "tool_result": ["self", "run", "wait", "content", "is_error", "by", "decision_id", "wait_s"],
+        "waiting": ["self", "run", "tenant", "limit", "newest_first"],
         "cancel": ["self", "run", "reason", "heard_through", "heard_characters"],
         "describe": ["self", "runs"],
         "follow": ["self", "run", "after", "wait_s", "new"],
@@ -248,5 +256,5 @@ def test_every_call_waits_equally_long_for_a_run_that_is_still_queued() -> None:
         for parameter in inspect.signature(method).parameters.values()
         if parameter.name == "wait_s" and not name.startswith("_")
     }
-    assert len(defaults) == 16
+    assert len(defaults) == 26
     assert set(defaults.values()) == {PUBLISHED_WAIT_S}, defaults

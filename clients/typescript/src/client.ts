@@ -19,9 +19,10 @@ import { Subscription, type SubscribeOptions } from "./subscribe.js";
 import { Session } from "./session.js";
 import { listSessions, type SessionInfo, type SessionsOptions } from "./sessions.js";
 import type { Append, Cancel, Generate, Message, PublicEvent } from "./types.js";
+import { decided, decisionOf, listWaits, type DecideOptions, type WaitDecision, type WaitFate, type WaitInfo, type WaitingOptions } from "./waits.js";
 
 const MAX_WAITING = 100_000;
-/** A full inbound stream still takes so many cancels. */
+/** A full inbound stream still takes so many cancels and decisions. */
 const MORE_FOR_CANCELS = 1_000;
 
 export interface ClientOptions {
@@ -185,6 +186,44 @@ export class Client {
     return this.publish(await requestToResume(this.#deployment, run, options.again ?? 1, until), options);
   }
 
+  /** What runs wait for: decisions on tool calls, answers, results of clients' tools; the newest first. */
+  waiting(options: WaitingOptions = {}): Promise<WaitInfo[]> {
+    return listWaits(this.#deployment, options);
+  }
+
+  /**
+   * Let a tool call run for which the run waits; `arguments`: with these instead of its own. `wait`: as the event
+   * `waiting` names it. Resolves once it is decided so. Throws AlreadyDecided with the decision that counts; WaitNotFound;
+   * RequestInvalid if the decision does not fit: it still waits then; DecisionPending; ServerUnavailable, ServerFull.
+   */
+  approve(run: string, wait: string, options: DecideOptions & { arguments?: Record<string, unknown> } = {}): Promise<WaitFate> {
+    const edited = options.arguments === undefined ? {} : { arguments: options.arguments };
+    return this.decide({ type: "approval", decision: "allow", ...decisionOf(run, wait, options), ...edited }, options);
+  }
+
+  /** Deny a tool call for which the run waits; the model reads that, and the `reason`. As `approve`. */
+  deny(run: string, wait: string, reason?: string, options: DecideOptions = {}): Promise<WaitFate> {
+    const why = reason === undefined ? {} : { reason };
+    return this.decide({ type: "approval", decision: "deny", ...decisionOf(run, wait, options), ...why }, options);
+  }
+
+  /** Answer a tool's question as its schema says; or `decision`: `decline`, `cancel`, without one. As `approve`. */
+  answer(run: string, wait: string, content?: Record<string, unknown>, options: DecideOptions & { decision?: "accept" | "decline" | "cancel" } = {}): Promise<WaitFate> {
+    const given = content === undefined ? {} : { content };
+    return this.decide({ type: "answer", decision: options.decision ?? "accept", ...decisionOf(run, wait, options), ...given }, options);
+  }
+
+  /** Give the result of a tool of the kind `client`: text, or what matches its `result` schema. As `approve`. */
+  tool_result(run: string, wait: string, content: unknown, options: DecideOptions & { isError?: boolean } = {}): Promise<WaitFate> {
+    return this.decide({ type: "tool_result", content, is_error: options.isError ?? false, ...decisionOf(run, wait, options) }, options);
+  }
+
+  /** Send a decision as it is on the bus; the four methods before make one. As `approve`. */
+  async decide(decision: WaitDecision, options: DecideOptions = {}): Promise<WaitFate> {
+    await this.#put(decision, MAX_WAITING + MORE_FOR_CANCELS, options);
+    return decided(this.#deployment, decision, options);
+  }
+
   /** The session of this name, a name within the tenant, whether or not it exists yet. Throws InvalidArgument. */
   session(name: string, options: { tenant?: string } = {}): Session {
     return new Session(this.#deployment, name, options.tenant ?? "", (append, call) => this.#put(append, MAX_WAITING, call));
@@ -241,14 +280,14 @@ export class Client {
     this.#deployment.close();
   }
 
-  async #put(request: Generate | Cancel | Append, most: number, options: CallOptions): Promise<void> {
+  async #put(request: Generate | Cancel | Append | WaitDecision, most: number, options: CallOptions): Promise<void> {
     let sending: Promise<void> | undefined;
     const leave = this.#deployment.drains(async () => sending);
     sending = this.#send(request, most, options);
     await sending.finally(leave);
   }
 
-  async #send(request: Generate | Cancel | Append, most: number, { signal, ...options }: CallOptions): Promise<void> {
+  async #send(request: Generate | Cancel | Append | WaitDecision, most: number, { signal, ...options }: CallOptions): Promise<void> {
     const stream = this.#deployment.requests;
     const call = { ...options, signal: this.#deployment.until(signal) };
     const waiting = await this.#deployment.commands.use((redis) => redis.xLen(stream), call);

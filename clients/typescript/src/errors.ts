@@ -2,6 +2,7 @@
 
 import type { ErrorInfo, Generate } from "./types.js";
 import type { Response } from "./response.js";
+import type { WaitFate } from "./waits.js";
 
 export class TokenbusError extends Error {
   readonly retryable: boolean = false;
@@ -122,6 +123,28 @@ export class AppendPending extends TokenbusError {
   override readonly retryable = true;
   constructor(readonly session: string, readonly append: string, readonly waitedMs: number) {
     super("append_pending", `session ${session}: the append ${append} was not accepted within ${waitedMs} ms`);
+  }
+}
+
+/** The run does not wait for this: it never did, or the run has ended. */
+export class WaitNotFound extends TokenbusError {
+  constructor(readonly run: string, readonly wait: string) {
+    super("wait_not_found", `run ${run} does not wait for ${wait}: it never did, or the run has ended`);
+  }
+}
+
+/** Somebody decided the wait before, or its deadline did. This decision changed nothing; `fate` is the one that counts. */
+export class AlreadyDecided extends TokenbusError {
+  constructor(readonly run: string, readonly fate: WaitFate) {
+    super("already_decided", `run ${run}: ${fate.wait} was decided before: ${fate.decision}${fate.by ? ` by ${fate.by}` : ""}, over ${fate.door ?? "bus"}`);
+  }
+}
+
+/** The decision was sent, and nothing has applied it yet. Repeat it with the same id. */
+export class DecisionPending extends TokenbusError {
+  override readonly retryable = true;
+  constructor(readonly run: string, readonly wait: string, readonly decision: string, readonly waitedMs: number) {
+    super("decision_pending", `run ${run}: the decision ${decision} on ${wait} was not applied within ${waitedMs} ms`);
   }
 }
 

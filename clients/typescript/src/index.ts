@@ -13,6 +13,7 @@ export { SentenceSubscription, type Sentence, type SentencesOptions } from "./se
 export { Session, type AppendOptions, type ConfigureOptions, type Fate, type FollowSessionOptions, type Receipt, type SendOptions, type SessionRequest } from "./session.js";
 export type { SessionStep } from "./session_reader.js";
 export type { SessionInfo, SessionsOptions } from "./sessions.js";
+export type { DecideOptions, WaitDecision, WaitFate, WaitInfo, WaitingOptions } from "./waits.js";
 export type { Status } from "./server.js";
 export { Subscription, type SubscribeOptions, type TopicEvents } from "./subscribe.js";
 export type * from "./types.js";

@@ -8,15 +8,15 @@ import { follow, isEnd } from "./follow.js";
 import { MessageBuilder } from "./messages.js";
 import type { Generate, Message, TerminalEvent, TextPart } from "./types.js";
 
-export type RunState = "queued" | "running" | "completed" | "incomplete" | "failed" | "cancelled";
+export type RunState = "queued" | "running" | "waiting" | "completed" | "incomplete" | "failed" | "cancelled";
 const OPEN = ["open", "cancelling", "expiring"];
 const ENDED = ["completed", "incomplete", "failed", "cancelled"];
-const FIELDS = ["status", "accepted", "provider", "model", "tenant", "turn", "attempt", "seq", "raw", "deadline", "ended", "finish", "error"];
+const FIELDS = ["status", "accepted", "provider", "model", "tenant", "turn", "attempt", "seq", "raw", "deadline", "ended", "finish", "error", "waits"];
 const MOST = 1_000;
 
 export interface RunInfo {
   run: string;
-  /** `queued` until a provider answers, then `running`, then how it ended. */
+  /** `queued` until a provider answers, then `running`, `waiting` while it waits for a person or a client, then how it ended. */
   state: RunState;
   /** Unix times in ms of the server's clock. */
   acceptedMs: number;
@@ -34,7 +34,7 @@ export interface RunInfo {
 }
 
 export interface RunsOptions {
-  /** A state, or `open` (queued and running) or `ended` (the others). Left out: all. */
+  /** A state, or `open` (queued, running and waiting) or `ended` (the others). Left out: all. */
   state?: "open" | "ended" | RunState;
   tenant?: string;
   /** At most so many, 1 to 1,000. Default 100. */
@@ -81,7 +81,7 @@ export async function newestOf<T>(deployment: Deployment, { limit = 100, signal 
 /** The newest runs first: by the time of the end, or of the acceptance of an open run. Throws InvalidArgument. */
 export function listRuns(deployment: Deployment, options: RunsOptions): Promise<RunInfo[]> {
   const { state, tenant } = options;
-  const halves = state === "queued" || state === "running" ? ["open"] : state === undefined ? ["open", "ended"] : ENDED.includes(state) ? ["ended"] : [state];
+  const halves = state === "queued" || state === "running" || state === "waiting" ? ["open"] : state === undefined ? ["open", "ended"] : ENDED.includes(state) ? ["ended"] : [state];
   return newestOf<RunInfo>(deployment, options, {
     sets: (base) => halves.map((half) => `${base}:index:${half}${tenant ? `:${tenant}` : ""}`),
     read: async (use, base, page) => {
@@ -105,10 +105,10 @@ export async function describeRuns(deployment: Deployment, runs: readonly string
 }
 
 function infoOf(run: string, values: (string | null)[]): RunInfo | undefined {
-  const [status, accepted, provider, model, tenant, turn, attempt, seq, raw, deadline, ended, finish, error] = values;
+  const [status, accepted, provider, model, tenant, turn, attempt, seq, raw, deadline, ended, finish, error, waits] = values;
   const since = accepted ?? ended;
   if (!status || !since || ![...OPEN, ...ENDED].includes(status)) return undefined;
-  const state = (OPEN.includes(status) ? (attempt === "1" && raw === "0" ? "queued" : "running") : status) as RunState;
+  const state = (!OPEN.includes(status) ? status : waits ? "waiting" : attempt === "1" && raw === "0" ? "queued" : "running") as RunState;
   const texts = { provider, model, tenant, finish, error };
   const numbers = { deadlineMs: deadline, endedMs: ended };
   return {

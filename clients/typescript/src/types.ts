@@ -1,6 +1,21 @@
 // Written by scripts/generate_types.py from shared/tokenbus/schemas. Do not edit.
 
 /**
+ * The answer to a question of a tool.
+ */
+export interface Answer {
+  type: "answer";
+  run: string;
+  wait: string;
+  decision_id: string;
+  by?: string;
+  door?: "ag_ui" | "ai_sdk" | "bus" | "chat" | "cli" | "console" | "deadline" | "http" | "openai";
+  metadata?: Record<string, unknown>;
+  decision?: "accept" | "cancel" | "decline";
+  content?: Record<string, unknown>;
+}
+
+/**
  * The provider began to answer, before the attempt's first block. Left out if it names neither model nor id.
  */
 export interface Answering {
@@ -36,6 +51,22 @@ export interface Appended {
   run_seq?: number;
   append: string;
   item: SessionMessage | Interrupt | Withdraw | Configure | Rewrite | Delete;
+}
+
+/**
+ * Whether a tool call may run.
+ */
+export interface Approval {
+  type: "approval";
+  run: string;
+  wait: string;
+  decision_id: string;
+  by?: string;
+  door?: "ag_ui" | "ai_sdk" | "bus" | "chat" | "cli" | "console" | "deadline" | "http" | "openai";
+  metadata?: Record<string, unknown>;
+  decision: "allow" | "deny";
+  reason?: string;
+  arguments?: Record<string, unknown>;
 }
 
 /**
@@ -215,6 +246,18 @@ export interface Completed {
 }
 
 /**
+ * What one argument must be, in words of JSON Schema. Of a value that is no number, the limits say nothing.
+ */
+export interface Condition {
+  enum?: unknown[];
+  minimum?: number;
+  maximum?: number;
+  exclusiveMinimum?: number;
+  exclusiveMaximum?: number;
+  not?: Excluded;
+}
+
+/**
  * The session's configuration from now on, in place of the one before. Creates the session if there is none.
  */
 export interface Configure {
@@ -307,6 +350,13 @@ export interface ErrorInfo {
   where?: string;
   raw?: string;
   request_id?: string;
+}
+
+/**
+ * What an argument must not be.
+ */
+export interface Excluded {
+  enum: unknown[];
 }
 
 /**
@@ -546,9 +596,9 @@ export interface ProviderModel {
   model: string;
 }
 
-export type PublicEvent = Chunk | BlockStarted | ImagePreview | BlockProgress | BlockComplete | ToolProgress | Started | Answering | Retrying | Restarted | UsageReported | Completed | Incomplete | RunFailedEvent | Cancelled;
+export type PublicEvent = Chunk | BlockStarted | ImagePreview | BlockProgress | BlockComplete | ToolProgress | Started | Answering | Retrying | Restarted | Waiting | Resumed | UsageReported | Completed | Incomplete | RunFailedEvent | Cancelled;
 
-export type Request = Generate | Cancel | Append;
+export type Request = Generate | Cancel | Append | Approval | Answer | ToolResult;
 
 /**
  * An attempt failed after visible text, and the turn starts over. Blocks from ``drop_from`` on are void.
@@ -563,6 +613,30 @@ export interface Restarted {
   next_attempt: number;
   delay_ms: number;
   drop_from: number;
+}
+
+/**
+ * What the run waited for was decided, and by whom. Later decisions on it change nothing.
+ */
+export interface Resumed {
+  type: "resumed";
+  run: string;
+  seq: number;
+  turn: number;
+  attempt: number;
+  wait: string;
+  what: "answer" | "approval" | "tool_result";
+  block: number;
+  tool_id: string;
+  tool_name: string;
+  decision: "accept" | "allow" | "cancel" | "decline" | "deny" | "result";
+  decision_id: string;
+  by?: string;
+  door: "ag_ui" | "ai_sdk" | "bus" | "chat" | "cli" | "console" | "deadline" | "http" | "openai";
+  at_ms: number;
+  reason?: string;
+  arguments?: string;
+  content?: string;
 }
 
 /**
@@ -639,7 +713,7 @@ export interface RunFailedEvent {
   error: ErrorInfo;
 }
 
-export type RunTopicEvent = Started | Answering | Retrying | Restarted | UsageReported | Completed | Incomplete | RunFailedEvent | Cancelled;
+export type RunTopicEvent = Started | Answering | Retrying | Restarted | Waiting | Resumed | UsageReported | Completed | Incomplete | RunFailedEvent | Cancelled;
 
 export type SessionEvent = Configured | Appended | Delivered | Returned | RunEnded;
 
@@ -744,6 +818,10 @@ export interface Tool {
   format?: TextFormat | GrammarFormat;
   strict?: boolean;
   extra?: Record<string, Record<string, unknown>>;
+  approval?: "always" | "never" | Record<string, Condition> | Record<string, Condition>[];
+  kind?: "client";
+  result?: Record<string, unknown>;
+  timeout_s?: number;
 }
 
 /**
@@ -784,6 +862,21 @@ export interface ToolProgress {
   progress: number;
   total?: number;
   message?: string;
+}
+
+/**
+ * The result of a tool that a client runs.
+ */
+export interface ToolResult {
+  type: "tool_result";
+  run: string;
+  wait: string;
+  decision_id: string;
+  by?: string;
+  door?: "ag_ui" | "ai_sdk" | "bus" | "chat" | "cli" | "console" | "deadline" | "http" | "openai";
+  metadata?: Record<string, unknown>;
+  content?: unknown;
+  is_error?: boolean;
 }
 
 /**
@@ -838,6 +931,31 @@ export interface UsageReported {
   model?: string;
   response_id?: string;
   provider?: string;
+}
+
+/**
+ * The run waits for somebody: for leave to run a call, for an answer, or for the result of a client's tool.
+ *
+ * `Resumed` follows when that ends, unless the run ends first. Several may be open at once.
+ */
+export interface Waiting {
+  type: "waiting";
+  run: string;
+  seq: number;
+  turn: number;
+  attempt: number;
+  wait: string;
+  what: "answer" | "approval" | "tool_result";
+  block: number;
+  tool_id: string;
+  tool_name: string;
+  deadline_ms: number;
+  on_deadline?: "allow" | "deny";
+  arguments?: string;
+  schema?: Record<string, unknown>;
+  text?: string;
+  url?: string;
+  tenant?: string;
 }
 
 /**

@@ -13,7 +13,7 @@ import click
 from tokenbus import __version__
 from tokenbus.errors import ServerUnavailable
 from tokenbus_services.cli import exit_codes as ending
-from tokenbus_services.cli.commands import keys, operate, runs
+from tokenbus_services.cli.commands import keys, operate, runs, waits
 from tokenbus_services.cli.commands import operate as start
 from tokenbus_services.cli.commands import runs as dead
 from tokenbus_services.cli.commands import runs as records
@@ -77,6 +77,10 @@ for _command in (
     runs.runs,
     runs.follow,
     runs.cancel,
+    waits.waiting,
+    waits.approve,
+    waits.deny,
+    waits.answer,
     operate.top,
     operate.repartition,
     operate.slots,

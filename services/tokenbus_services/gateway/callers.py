@@ -33,6 +33,8 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     has_budget: bool = False
     operator: bool = False
     """May read topics, and the runs of every tenant."""
+    approves: bool = True
+    """May decide whether tool calls run that wait for it."""
     metrics: bool = False
     """May read `/metrics`."""
     surfaces: frozenset[str] | None = None

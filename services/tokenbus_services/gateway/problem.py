@@ -7,10 +7,12 @@ from collections.abc import Mapping
 import msgspec
 
 from tokenbus.errors import (
+    AlreadyDecided,
     AppendPending,
     BlobNotFound,
     CursorAhead,
     CursorTrimmed,
+    DecisionPending,
     RequestInvalid,
     RequestTooLarge,
     RunLost,
@@ -22,6 +24,7 @@ from tokenbus.errors import (
     SessionNotFound,
     SessionReplaced,
     TokenbusError,
+    WaitNotFound,
 )
 from tokenbus.events.error_info import ErrorClass, ErrorInfo, stream_cut
 from tokenbus.events.public import Cancelled, Incomplete, RunFailedEvent
@@ -171,7 +174,7 @@ def of_exception(error: TokenbusError) -> Problem:
         case RequestInvalid():
             status, kind = 400, "invalid_request"
             param = getattr(error, "where", None) or None
-        case RunNotFound() | BlobNotFound() | SessionNotFound():
+        case RunNotFound() | BlobNotFound() | SessionNotFound() | WaitNotFound():
             status, kind = 404, "not_found"
         case CursorAhead():
             status, kind, param = 400, "invalid_request", "after"
@@ -179,11 +182,11 @@ def of_exception(error: TokenbusError) -> Problem:
             status, kind, param = 410, "not_found", "after"
         case RunLost():
             status, kind = 503, "server"
-        case RunOpen():
+        case RunOpen() | AlreadyDecided():
             status, kind = 409, "invalid_request"
         case RunNotRepeatable():
             status, kind = 422, "invalid_request"
-        case ServerFull() | ServerError() | AppendPending():
+        case ServerFull() | ServerError() | AppendPending() | DecisionPending():
             status, kind = 503, "overloaded"
         case _:
             pass

@@ -45,6 +45,7 @@ from tokenbus_services.gateway.surfaces.contract import (
     left_out_header,
 )
 from tokenbus_services.gateway.surfaces.surface import Surface
+from tokenbus_services.gateway.wait_door import WaitDoor
 from tokenbus_services.settings import GatewaySettings
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -136,6 +137,7 @@ class GatewayRuns:
         """For lists of runs. Shares the server's connections, and is never closed."""
         self.owners = Owners(server, keys)
         self.sessions = SessionDoor(bus, access, self.deployment)
+        self.waits = WaitDoor(bus, self.deployment)
         self._leaving: set[asyncio.Task[None]] = set()
         self._closing = asyncio.Event()
 

@@ -35,11 +35,12 @@ from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import (
     PolicyPlan,
 )
-from tokenbus.events.requests import Append, Cancel, Generate, Tool
+from tokenbus.events.requests import Append, Cancel, Generate, Tool, WaitDecision
 from tokenbus_services.intake.blob_offload import IntakeMedia
 from tokenbus_services.intake.run_creation import Cancels, RunCreation, run_of
 from tokenbus_services.intake.sessions import SessionAppends
 from tokenbus_services.intake.usable_fallbacks import Callee, Fallbacks, on_route
+from tokenbus_services.intake.waits import Decisions, check_client_tools
 from tokenbus_services.json_schema import check_output, check_tools
 from tokenbus_services.runtime.mcp_tool_cache import McpToolCache
 from tokenbus_services.runtime.task_failures import LoggedTasks
@@ -94,6 +95,7 @@ class Intake:
         self._sessions = SessionAppends(
             server, settings, self._creation, self._prepared, offload=media.offload, keep=media.keep
         )
+        self._decisions = Decisions(server, settings.keys)
 
     async def accept(self, items: Sequence[QueueItem]) -> None:
         """Accept these requests; returns when each is a run, a cancel, or reported as refused.
@@ -240,6 +242,9 @@ class Intake:
             await self._locate(request.run)
             await self._cancels.check(request)
             return self._cancels.call(request, await self._cancels.awaited_ms())
+        if isinstance(request, WaitDecision):
+            await self._locate(request.run)
+            return await self._decisions.call(request)
         if isinstance(request, Append):
             return await self._sessions.call(request, item)
         request, policy_plan, notes = await self._prepared(request, partial(self._locate, run_of(request, item)))
@@ -264,6 +269,7 @@ class Intake:
                 raise RequestInvalid(f"webhooks[{i}]", f"there is no webhook {name!r} here")
         request = await self._tools.complete(self._with_true_names(request))
         check_tools(request.tools)
+        check_client_tools(request, self._settings)
         check_output(request.output_schema)
         request, notes = self._fallbacks.resolve(request)
         if locate_run:
@@ -369,7 +375,7 @@ class DeclaredTools:
         Raises RequestInvalid for a tool that its MCP server does not list, and for a bare name that is not declared.
         """
         if tool.name in self._tools:
-            return self._tools[tool.name]
+            return msgspec.structs.replace(self._tools[tool.name], approval=tool.approval)
         problem, known = None, set(self._tools)
         for server, prefix in self._mcp_prefixes.items():
             if tool.name.startswith(prefix):
@@ -378,7 +384,7 @@ class DeclaredTools:
                 )
                 known.update(listed or ())
                 if listed and tool.name in listed:
-                    return listed[tool.name]
+                    return msgspec.structs.replace(listed[tool.name], approval=tool.approval)
                 if prefix:
                     lists = f"lists no tool {tool.name[len(prefix) :]!r}" if listed else "has listed no tools yet"
                     problem = f"the MCP server {server!r} {lists}"

@@ -57,6 +57,7 @@ from tokenbus.events.frames import (
 from tokenbus.events.requests import Cancel, Generate, HistoryBound
 from tokenbus.providers import registry
 from tokenbus_services.intake.usable_fallbacks import meets
+from tokenbus_services.intake.waits import tool_waits
 from tokenbus_services.settings import RecordSettings, Settings
 from tokenbus_services.telemetry import NO_TRACER, RunTracer, Span
 
@@ -159,6 +160,7 @@ class RunCreation:
             commentary=request.commentary == "visible",
             deadline_after_ms=round(request.deadline_s * 1000) if request.deadline_s else 0,
             webhooks=tuple(dict.fromkeys([*request.webhooks, *self._told_of_every_run])),
+            waits=tool_waits(request, self._settings),
         )
         fields: list[scripts.Arg] = [REQUEST, msgspec.json.encode(request)]
         fields += [PROVIDER, request.provider, MODEL, request.model]

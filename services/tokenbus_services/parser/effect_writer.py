@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -38,6 +38,7 @@ from tokenbus.core.run.effects import (
     NextTurn,
     ReleaseFromPolicies,
     RunTools,
+    Wait,
 )
 from tokenbus.core.run.gated_run import GatedRun
 from tokenbus.core.run.state import RunState
@@ -45,10 +46,14 @@ from tokenbus.core.run.state_machine import RunMachine
 from tokenbus.events.decisions import Decided
 from tokenbus.events.decisions import decoder as decided_decoder
 from tokenbus.events.decisions import encode as encode_decided
-from tokenbus.events.frames import ANY_FRAME, Control, Drafts, Lost, RawFrame, encode
+from tokenbus.events.frames import ANY_FRAME, Control, Drafts, Lost, RawFrame, ToolWork, encode
 from tokenbus.events.notices import MOST_METADATA_BYTES, Notice, encode_notice
 from tokenbus.events.public import Incomplete, RunFailedEvent, TerminalEvent
 from tokenbus.events.sessions import SessionRun, session_run
+from tokenbus.events.waits import MAX_TIMEOUT_S, WaitInfo
+
+KEEP_WAITS_MS = round((MAX_TIMEOUT_S + 86_400) * 1000)
+"""A wait that was listed so long ago is not open any more."""
 
 
 class EffectWriter:
@@ -95,15 +100,9 @@ class EffectWriter:
                 if of_session := session_run(s.run):
                     self._next_turn_in_session(s, of_session, work.turn, commit, steered=steered)
             case RunTools(work):
-                metadata = s.accepted.metadata
-                whose = {
-                    "tenant": tenant_of(metadata),
-                    "metadata": metadata or None,
-                    "traceparent": s.accepted.traceparent,
-                }
-                for call in work:
-                    commit.put(run_key, call_field(call.block), call.attempt)
-                    commit.append(self._tools, [s.run, encode(msgspec.structs.replace(call, **whose))])
+                self._run_tools(s, work, commit)
+            case Wait(info):
+                self._wait(s, info, commit)
             case Draft(events, over):
                 policy_plan = s.accepted.policy_plan
                 traceparent = s.accepted.traceparent if events and events[0].seq == 0 else ""
@@ -178,6 +177,38 @@ class EffectWriter:
                 session, of_session=of_session, log=keys.log(s.run), run=s.run, turn=turn, keep_ms=keep_ms
             )
 
+    def _run_tools(self, s: RunState, work: Sequence[ToolWork], commit: Commit) -> None:
+        metadata = s.accepted.metadata
+        whose = {"tenant": tenant_of(metadata), "metadata": metadata or None, "traceparent": s.accepted.traceparent}
+        for call in work:
+            commit.put(self._keys.run(s.run), call_field(call.block), call.attempt)
+            commit.append(self._tools, [s.run, encode(msgspec.structs.replace(call, **whose))])
+
+    def _wait(self, s: RunState, info: WaitInfo, commit: Commit) -> None:
+        """Open the wait, and keep the run until some time after the deadline of all its waits."""
+        run_key = self._keys.run(s.run)
+        waits_ms = max([info.deadline_ms, *(p.wait.deadline_ms for p in s.calls if p.wait)]) - info.since_ms
+        commit.wait(
+            run_key,
+            self._waiting(s),
+            run=s.run,
+            wait=info.wait,
+            record=msgspec.json.encode(info),
+            since_ms=info.since_ms,
+            keep_ms=KEEP_WAITS_MS,
+        )
+        self._lifetimes.renew(commit, run_key, self._keys.log(s.run), more_ms=waits_ms)
+        if s.accepted.record:
+            self._lifetimes.renew(commit, self._keys.tape(s.run), more_ms=waits_ms)
+        if of := session_run(s.run):
+            for key in (self._keys.session(of.ref), *self._keys.of_session(of.ref)):
+                commit.expire(key, self._lifetimes.open_ms + self._lifetimes.session_ms + waits_ms)
+
+    def _waiting(self, s: RunState) -> tuple[str, str]:
+        """The indexes of waits: of all and of the run's tenant; without one, of all again."""
+        tenant = tenant_of(s.accepted.metadata)
+        return self._keys.waiting(self._partition), self._keys.waiting(self._partition, tenant)
+
     def _indexes(self, s: RunState) -> list[str]:
         """Open and ended runs, of all and of the run's tenant; without one, of all again."""
         keys, partition, tenant = self._keys, self._partition, tenant_of(s.accepted.metadata)
@@ -185,6 +216,9 @@ class EffectWriter:
         return [keys.open_runs(partition), keys.ended_runs(partition), *of_tenant]
 
     def _list_ended(self, s: RunState, commit: Commit) -> None:
+        """List the run as ended, and nothing as waited for."""
+        for wait in (p.wait for p in s.calls if p.wait):
+            commit.unwait(self._keys.run(s.run), self._waiting(s), run=s.run, wait=wait.name)
         open_runs, ended_runs, *of_tenant = self._indexes(s)
         commit.end_run(
             self._keys.run(s.run),

@@ -19,6 +19,7 @@ from tokenbus.bus.scripts.runs.timeouts import lose_attempt
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus.core.run.state import PendingCall, RunState
+from tokenbus.core.run.waits import waits_only
 from tokenbus.events.frames import ANY_FRAME, Control, Lost, RawFrame, encode
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -61,7 +62,7 @@ class LostWork:
             if await self._close(partition, s) == b"closed" and await self._will_not_come(partition, s):
                 found.runs.append(s)
         for s in await self._missing_in(partition, "tools", "tools", silent, states):
-            found.calls += [(s, call) for call in s.calls if call.result is None]
+            found.calls += [(s, call) for call in s.calls if call.result is None and call.wait is None]
         return found
 
     async def _missing_in(
@@ -78,7 +79,7 @@ class LostWork:
         if not seen:
             return []
         stream, now = self._keys.topic(partition, queue), time.monotonic()
-        waiting = sum(s.phase == phase for s in states)
+        waiting = sum(s.phase == phase and not waits_only(s) for s in states)
         due = before or now >= self._names_at.get(place, 0.0)
         if not due and await self._server.client.xlen(stream) >= waiting:
             return []

@@ -26,7 +26,10 @@ from tokenbus.bus.server.run_scripts import run_script, run_scripts
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.server.stream_reader import id_key
 from tokenbus.bus.stage.stage import Stage
-from tokenbus.core.run.state import PendingCall, RunState
+from tokenbus.core.request.bounds import tenant_of
+from tokenbus.core.run.state import OpenWait, PendingCall, RunState
+from tokenbus.core.run.waits import NO_RESULT as NO_CLIENT_RESULT
+from tokenbus.core.run.waits import NOBODY, waits_only
 from tokenbus.events.frames import (
     CONTROL_ATTEMPT,
     HAS_ENDED,
@@ -35,6 +38,7 @@ from tokenbus.events.frames import (
     DeadlinePassed,
     EventFrame,
     ToolReturned,
+    WaitDecided,
     encode,
 )
 from tokenbus_services.parser.index_keeper import IndexKeeper
@@ -128,6 +132,11 @@ class TimeoutClock:
                 if self._timeouts.deadline_passed(s, now_ms):
                     calls.append(self._deadline(partition, s))
                     continue
+                calls += [
+                    self._wait_timeout(partition, s, p, p.wait)
+                    for p in s.calls
+                    if p.wait and p.wait.deadline_ms <= now_ms
+                ]
                 calls += [
                     self._tool_timeout(partition, s, p)
                     for p in self._timeouts.overdue_calls(s, now_ms, stood_until_ms=stood_ms)
@@ -232,6 +241,14 @@ class TimeoutClock:
             attempt=s.attempt,
             frame=self._frame(ToolReturned(block, problem, is_error=True)),
         )
+
+    def _wait_timeout(self, partition: int, s: RunState, pending: PendingCall, wait: OpenWait) -> scripts.ScriptCall:
+        log.info("wait_timed_out", run=s.run, turn=s.turn, tool=pending.runs.name, what=wait.what)
+        decision = wait.on_deadline
+        why = (NOBODY if wait.what == "approval" else NO_CLIENT_RESULT) if decision == "deny" else ""
+        decided = WaitDecided(wait.name, wait.what, decision, f"{wait.name}.deadline", door="deadline", reason=why)
+        keys, now_ms = self._keys.within(partition), self._server.clock.now_ms()
+        return scripts.decision(keys, s.run, tenant_of(s.accepted.metadata), decided, at_ms=now_ms, replies=False)
 
     def _policy_timeout(self, partition: int, s: RunState) -> scripts.ScriptCall:
         assert s.gate
@@ -345,7 +362,11 @@ class Timeouts(msgspec.Struct, frozen=True):
         if s.phase == "tools":
             for pending in s.calls:
                 allowed_s = self._tool_s(pending.runs.name, s.accepted.tool_timeout_s) + self.slack_s
-                if pending.result is None and now_ms - max(s.seen_ms, stood_until_ms) > allowed_s * 1000:
+                if (
+                    pending.result is None
+                    and pending.wait is None
+                    and now_ms - max(s.seen_ms, stood_until_ms) > allowed_s * 1000
+                ):
                     yield pending
 
     def policies_overdue(self, s: RunState, now_ms: int, stage: PolicyStageStatus, *, stood_until_ms: int = 0) -> bool:
@@ -369,8 +390,11 @@ class Timeouts(msgspec.Struct, frozen=True):
         return now_ms - since_ms > policy_plan.patience_ms
 
     def is_silent(self, s: RunState, now_ms: int, *, stood_until_ms: int = 0) -> bool:
-        """Whether the run had no event for so long that its work may be lost."""
-        return now_ms - max(s.seen_ms, s.accepted_ms, stood_until_ms) > self.silent_s * 1000
+        """Whether the run had no event for so long that its work may be lost. While it waits for somebody alone, it has
+        no work that could be.
+        """
+        until_ms = max(p.wait.deadline_ms for p in s.calls if p.wait) if waits_only(s) else 0
+        return now_ms - max(s.seen_ms, s.accepted_ms, stood_until_ms, until_ms) > self.silent_s * 1000
 
     def _tool_s(self, name: str, requested_s: float | None) -> float:
         own_s = self.tools_s.get(name)

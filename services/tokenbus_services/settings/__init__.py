@@ -32,6 +32,7 @@ from tokenbus_services.settings.tables.providers import (
 )
 from tokenbus_services.settings.tables.workers import (
     DEFAULT_TOOL_TIMEOUT_S,
+    ClientTool,
     HttpSettings,
     HttpTool,
     McpHttp,
@@ -53,6 +54,7 @@ __all__ = [
     "DEFAULT_PROVIDERS",
     "DEFAULT_TOOL_TIMEOUT_S",
     "BlobSettings",
+    "ClientTool",
     "ConsoleRole",
     "ConsoleSettings",
     "FallbackChoice",

@@ -18,6 +18,7 @@ import structlog
 from tokenbus.bus import process_clock
 from tokenbus.bus.liveness import Liveness
 from tokenbus.errors import SettingsError, ToolFailure
+from tokenbus.tools import ToolContext
 from tokenbus_services.blobs.client import BlobLoader, loader_of
 from tokenbus_services.executor.processes import End
 from tokenbus_services.json_schema import SchemaError, compile_schema
@@ -25,6 +26,7 @@ from tokenbus_services.net.outbound import Learn
 from tokenbus_services.redaction.redactor import LEARNED, Redaction, named_secret
 from tokenbus_services.settings import (
     DEFAULT_TOOL_TIMEOUT_S,
+    ClientTool,
     HttpTool,
     LimitSettings,
     McpSettings,
@@ -306,10 +308,21 @@ class ToolRegistry:
         match settings:
             case PythonTool():
                 return PythonFunctionTool(name, settings, self._executors)
+            case ClientTool():
+                return _RunByClients()
             case HttpTool():
                 endpoint = EndpointTool(name, settings, env, learn=self._learn)
                 self._endpoints.append(endpoint)
                 return endpoint
+
+
+class _RunByClients:
+    """A tool whose calls never come here, because they wait for a client's result."""
+
+    async def run(
+        self, call: ToolCall, arguments: dict[str, object], context: ToolContext, results: Results
+    ) -> Text | ToolOutcome:
+        raise ToolFailure(call.name, "unavailable", "only a client of the run can execute this tool")
 
 
 def _mcp_servers(

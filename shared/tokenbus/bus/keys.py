@@ -312,6 +312,14 @@ class Keys:
         """
         return f"{self.prefix}:{{{partition}}}:index:ended" + (tenant and f":{tenant}")
 
+    def waiting(self, partition: int, tenant: str = "") -> str:
+        """Sorted set: what the partition's runs, or one tenant's, wait for, ``<run>/<wait>`` by the time since when."""
+        return f"{self.prefix}:{{{partition}}}:index:waiting" + (tenant and f":{tenant}")
+
+    def decision(self, run: str, decision: str) -> str:
+        """Text: what became of a decision on one of the run's waits, as JSON."""
+        return f"{self.prefix}:{{{self.partition_of(run)}}}:decision:{run}:{decision}"
+
     def log(self, run: str) -> str:
         """Stream: all public events of the run, ids ``<attempt>-<seq>``."""
         return f"{self.prefix}:{{{self.partition_of(run)}}}:log:{run}"

@@ -35,6 +35,7 @@ _FIELDS = (
     fields.FINISH,
     fields.ERROR,
     fields.JUDGING,
+    fields.WAITS,
 )
 
 
@@ -174,8 +175,24 @@ def _summary(run: str, values: Any) -> Summary | None:
         if is_alien(values):
             return None
         raise values
-    status, accepted, provider, model, tenant, turn, attempt, seq, raw, deadline, ended, finish, error, judging = values
-    state = _state(status, attempt, raw)
+    (
+        status,
+        accepted,
+        provider,
+        model,
+        tenant,
+        turn,
+        attempt,
+        seq,
+        raw,
+        deadline,
+        ended,
+        finish,
+        error,
+        judging,
+        waits,
+    ) = values
+    state = _state(status, attempt, raw, waits)
     accepted = accepted or ended  # of a run whose hash was lost, its end is known alone
     if state is None or accepted is None:
         return None
@@ -197,9 +214,11 @@ def _summary(run: str, values: Any) -> Summary | None:
     return Summary(info, int(judging or 0) or None)
 
 
-def _state(status: bytes | None, attempt: bytes | None, raw: bytes | None) -> ListedState | None:
+def _state(status: bytes | None, attempt: bytes | None, raw: bytes | None, waits: bytes | None) -> ListedState | None:
     known = status_of(status)
     if known in UNENDED:
+        if waits:
+            return "waiting"
         return "queued" if attempt == b"1" and raw == b"0" else "running"
     return known if known in ENDED else None  # pyright: ignore[reportReturnType] - ENDED are these four states
 

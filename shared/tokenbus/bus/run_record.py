@@ -49,10 +49,10 @@ class RunLifetimes(msgspec.Struct, frozen=True):
     session_ms: int = 0
     """`retention.session_s`"""
 
-    def renew(self, commit: Expires, *keys: str) -> None:
-        """The run is open."""
+    def renew(self, commit: Expires, *keys: str, more_ms: int = 0) -> None:
+        """The run is open, and may wait for somebody for ``more_ms``."""
         for key in keys:
-            commit.expire(key, self.open_ms)
+            commit.expire(key, self.open_ms + more_ms)
 
     def end(self, commit: Expires, *keys: str, of_session: bool = False) -> None:
         """The run has ended. One of a session stays as long as the session does: intake renews it in time."""
@@ -104,6 +104,8 @@ JOB = "job"
 """The run's newest job at its provider, and how far its answer was read (`ProviderJob`); missing without one."""
 HISTORY_BOUND = "history_bound"
 """A session's run: how much of the session's history its requests have (`HistoryBound`); missing: all of it."""
+WAITS = "waits"
+"""Names of the open waits, with a blank before and after each; missing if none is."""
 FRAME = "frame:"
 """Prefix of the fields with the raw frames of a recorded run: ``frame:<attempt>:<n>``."""
 HISTORY = "history:"
@@ -123,6 +125,16 @@ def history_fields(turn: int) -> list[str]:
 def call_field(block: int) -> str:
     """Field that exists while the call of this block is open; its value is the attempt."""
     return f"call:{block}"
+
+
+def wait_field(wait: str) -> str:
+    """Field that exists while this wait is open: what is waited for (`WaitInfo`), as JSON."""
+    return f"wait:{wait}"
+
+
+def fate_field(wait: str) -> str:
+    """Field with the decision that ended this wait (`WaitFate`), as JSON."""
+    return f"fate:{wait}"
 
 
 def so_far_field(attempt: int) -> str:

@@ -7,9 +7,7 @@ from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Seque
 from contextlib import aclosing
 from datetime import timedelta
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
-
-import msgspec
+from typing import Self, TypeVar
 
 from tokenbus.bus.keys import DEFAULT_PREFIX
 from tokenbus.bus.liveness import Liveness
@@ -19,18 +17,19 @@ from tokenbus.client import publishing
 from tokenbus.client.blobs import Blobs
 from tokenbus.client.deployment import Deployment, partitions_in, url_in
 from tokenbus.client.log_reader import follow
-from tokenbus.client.publishing import PublishQueue, new_run_id
+from tokenbus.client.publishing import AnyRun, PublishQueue, new_run_id, run_id_of
 from tokenbus.client.rerun import How, request_again
 from tokenbus.client.response import Response, ResponseBuilder
 from tokenbus.client.run_list import StateFilter, describe_runs, list_runs, run_filter
 from tokenbus.client.sessions.listing import list_sessions, session_filter
 from tokenbus.client.sessions.session import Session
 from tokenbus.client.subscriptions.subscriber import TopicSubscriber
+from tokenbus.client.waits import RunWaits
 from tokenbus.core.request.parse import MAX_REQUEST_BYTES
 from tokenbus.core.request.validate import check_heard
-from tokenbus.errors import Malformed, RequestInvalid
+from tokenbus.errors import Malformed
 from tokenbus.events.public import Completed, PublicEvent
-from tokenbus.events.requests import Append, Cancel, Generate, Message, RunId
+from tokenbus.events.requests import Append, Cancel, Generate, Message, WaitDecision
 from tokenbus.events.run_info import RunInfo
 from tokenbus.events.sessions import SessionInfo
 from tokenbus.shaping.json_elements import ANY, RunElement, RunElements
@@ -44,16 +43,7 @@ MAX_WAITING = 100_000
 MAX_QUEUED = 1_000
 """Maximum requests in flight from one client if `publish` is called with ``wait=False``."""
 MORE_FOR_CANCELS = 1_000
-"""Extra room on a full inbound stream, for cancels only."""
-
-
-class AnyRun(Protocol):
-    """A handle of a run, of this client or of the synchronous one."""
-
-    @property
-    def id(self) -> str:
-        """The run's id."""
-        ...
+"""Extra room on a full inbound stream, for cancels and decisions only."""
 
 
 def watch_readers(client: Client, liveness: Liveness) -> None:
@@ -61,7 +51,7 @@ def watch_readers(client: Client, liveness: Liveness) -> None:
     client._deployment.hub.liveness = liveness  # pyright: ignore[reportPrivateUsage]
 
 
-class Client(TopicSubscriber):
+class Client(TopicSubscriber, RunWaits):
     """A connection to a tokenbus deployment. Belongs to one event loop; use as ``async with Client() as bus``.
 
     Any number of tasks may use it at once. Up to a thousand `follow` calls share one connection while they wait for new
@@ -198,7 +188,7 @@ class Client(TopicSubscriber):
         if type(after) is not int or after < -1:
             raise ValueError(f"after: {after!r} is not a seq: a whole number from 0, or -1 for all events")
         return follow(
-            self._deployment, _run_id(run), after=after, wait_s=wait_s, reconnect_s=self._reconnect_s, new=new
+            self._deployment, run_id_of(run), after=after, wait_s=wait_s, reconnect_s=self._reconnect_s, new=new
         )
 
     async def result(self, run: AnyRun | str, *, wait_s: float | None = PUBLISHED_WAIT_S) -> Response:
@@ -270,6 +260,11 @@ class Client(TopicSubscriber):
                 if info is not None:
                     yield info
 
+    async def _put_decision(self, decision: WaitDecision) -> None:
+        data = publishing.encoded(decision, limit=self._max_request_bytes)
+        stream = (await self._deployment.keys()).requests
+        await self._outbound.put(stream, data, most=self._max_waiting + MORE_FOR_CANCELS, first=True)
+
     async def _put(self, request: Append, tenant: str) -> None:
         """Put an append on the inbound stream."""
         data = publishing.encoded(request, limit=self._max_request_bytes)
@@ -305,7 +300,7 @@ class Client(TopicSubscriber):
         ServerFull.
         """
         request = Cancel(
-            run=_run_id(run), reason=reason, heard_through=heard_through, heard_characters=heard_characters
+            run=run_id_of(run), reason=reason, heard_through=heard_through, heard_characters=heard_characters
         )
         if heard_through is not None and heard_through >= 0:
             keys = await self._deployment.keys_of(request.run)
@@ -338,7 +333,9 @@ class Client(TopicSubscriber):
 
     async def _publish_again(self, run: AnyRun | str, how: How, again: int) -> Run:
         events = self.follow(run)
-        return await self.publish(await request_again(self._deployment, _run_id(run), how, again=again, events=events))
+        return await self.publish(
+            await request_again(self._deployment, run_id_of(run), how, again=again, events=events)
+        )
 
     def runs(
         self,
@@ -376,7 +373,7 @@ class Client(TopicSubscriber):
         Runs that are unknown or have expired are left out. All are read in one pipeline; the cost is one small read a
         run. Raises RequestInvalid for a value that is not a run id; ServerUnavailable.
         """
-        return await describe_runs(self._deployment, [_run_id(run) for run in runs])
+        return await describe_runs(self._deployment, [run_id_of(run) for run in runs])
 
 
 class Run:
@@ -455,10 +452,3 @@ class Run:
         ServerFull.
         """
         await self._client.cancel(self, reason, heard_through=heard_through, heard_characters=heard_characters)
-
-
-def _run_id(run: AnyRun | str) -> str:
-    try:
-        return msgspec.convert(getattr(run, "id", run), RunId)
-    except msgspec.ValidationError as e:
-        raise RequestInvalid("run", str(e)) from None

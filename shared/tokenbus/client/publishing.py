@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, contextmanager
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from time import time_ns
-from typing import Any, cast
+from typing import Any, Protocol, cast
 from uuid import UUID
 
 import msgspec
@@ -24,7 +24,7 @@ from tokenbus.bus.server.server import Server, translated
 from tokenbus.core.request.bounds import RANDOM_BITS, tenant_of, uuid7
 from tokenbus.core.request.parse import request_from, too_deep
 from tokenbus.errors import PublishQueueFull, RequestError, RequestInvalid, RequestTooLarge, ServerError, ServerFull
-from tokenbus.events.requests import Append, Cancel, Generate
+from tokenbus.events.requests import Append, Cancel, Generate, RunId, WaitDecision
 
 _NOT_PLAIN = (bytes, bytearray, memoryview, datetime, date, time, timedelta, UUID, Decimal)
 """Types that msgspec would encode in its own form. They are passed through, so that the check reports them."""
@@ -67,7 +67,7 @@ def with_trace_context(
     return {"traceparent": traceparent, **request}
 
 
-def encoded(request: Generate | Cancel | Append | Mapping[str, object], *, limit: int) -> bytes:
+def encoded(request: Generate | Cancel | Append | WaitDecision | Mapping[str, object], *, limit: int) -> bytes:
     """Encode the request as JSON. Raises RequestInvalid if intake would refuse it, RequestTooLarge if it exceeds
     ``limit`` bytes.
     """
@@ -244,3 +244,20 @@ class PublishQueue:
         for entry in batch:
             args += (entry.most, entry.data, entry.tenant)
         return await run_script(self._server, publish(self._stream, requests=args))
+
+
+class AnyRun(Protocol):
+    """A handle of a run, of this client or of the synchronous one."""
+
+    @property
+    def id(self) -> str:
+        """The run's id."""
+        ...
+
+
+def run_id_of(run: AnyRun | str) -> str:
+    """The id of a run that a caller names. Raises RequestInvalid."""
+    try:
+        return msgspec.convert(getattr(run, "id", run), RunId)
+    except msgspec.ValidationError as e:
+        raise RequestInvalid("run", str(e)) from None

@@ -16,6 +16,7 @@ from tokenbus.events.normalized import Normalized
 from tokenbus.events.public import PublicEvent
 from tokenbus.events.quirks import ApiName, Quirks
 from tokenbus.events.requests import Message, OnFailure
+from tokenbus.events.waits import Conditions, Door, Verdict, WaitKind
 
 # What intake decides about a run when it accepts it. The run keeps it, so that a replay decides the same way.
 
@@ -78,6 +79,23 @@ class FallbackPlan(msgspec.Struct, frozen=True, array_like=True):
     """As `Accepted.continues`, for this provider and model."""
 
 
+class ToolWaits(msgspec.Struct, frozen=True, array_like=True):
+    """What calls of one tool wait for, decided when the run was accepted."""
+
+    approval: list[Conditions] = []
+    """A call that fulfils one of these waits for a decision."""
+    approval_ms: int = 86_400_000
+    """How long it waits."""
+    on_deadline: Literal["allow", "deny"] = "deny"
+    """What decides then."""
+    schema: dict[str, object] | None = None
+    """Of the arguments."""
+    client_ms: int = 0
+    """If not 0, a client runs the tool, and has so long for it."""
+    result: dict[str, object] | None = None
+    """Schema of its result."""
+
+
 class Accepted(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="accepted"):
     """A run begins: what the parser needs to know about its request."""
 
@@ -118,6 +136,8 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="
     """Instead of `deadline_ms`, for a run that may begin later: from its beginning."""
     webhooks: tuple[str, ...] = ()
     """The receivers of webhooks that are told of its end."""
+    waits: dict[str, ToolWaits] = {}
+    """By tool; tools whose calls wait for nobody are left out."""
 
 
 # What fetchers write to `raw`: the provider's bytes as they were read, and what happened to the call.
@@ -340,6 +360,24 @@ class ToolReported(msgspec.Struct, frozen=True, array_like=True, tag="tool_progr
     message: str | None = None
 
 
+class WaitDecided(msgspec.Struct, frozen=True, array_like=True, tag="wait_decided"):
+    """A wait of the run ended. The script that writes it writes one for each wait."""
+
+    wait: str
+    what: WaitKind
+    decision: Verdict
+    id: str
+    by: str | None = None
+    door: Door = "bus"
+    reason: str = ""
+    """Of a denial, for the model."""
+    arguments: str | None = None
+    """With which an allowed call runs instead of its own."""
+    content: str = ""
+    """Of an answer, as JSON; or a client's result."""
+    is_error: bool = False
+
+
 HAS_ENDED = -1
 """`DeadlinePassed.taken` of a `silent` run that has ended: nothing more is written of it."""
 
@@ -412,6 +450,7 @@ ControlEvent = (
     | DeadlinePassed
     | ToolReported
     | PolicyVerdicts
+    | WaitDecided
 )
 BusEvent = ControlEvent | Normalized
 

@@ -14,6 +14,7 @@ import msgspec
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.normalized import FinishReason
 from tokenbus.events.usage import Usage
+from tokenbus.events.waits import Door, Verdict, WaitKind
 
 BlockKind = Literal["text", "thinking", "tool_call", "tool_result", "image", "audio", "server_tool"]
 ToolCallPart = Literal["name", "id", "input"]
@@ -251,6 +252,57 @@ class Restarted(Event, frozen=True, kw_only=True, tag="restarted"):
     drop_from: int
 
 
+class Waiting(Event, frozen=True, kw_only=True, tag="waiting"):
+    """The run waits for somebody: for leave to run a call, for an answer, or for the result of a client's tool.
+
+    `Resumed` follows when that ends, unless the run ends first. Several may be open at once.
+    """
+
+    wait: str
+    """Names it within the run."""
+    what: WaitKind
+    block: int
+    """The call's block."""
+    tool_id: str
+    tool_name: str
+    deadline_ms: int
+    """Unix time in ms at which it decides itself, as ``on_deadline`` says."""
+    on_deadline: Literal["allow", "deny"] = "deny"
+    """``deny``: the model reads that nobody decided, answered or returned anything."""
+    arguments: str | None = None
+    """Of the call, as it would run: JSON, or the text of a tool whose input is free text."""
+    schema: dict[str, object] | None = None
+    """JSON Schema of what decides it: edited arguments, an answer's content, a result."""
+    text: str | None = None
+    """The question."""
+    url: str | None = None
+    """A page on which the question is answered, instead of ``schema``."""
+    tenant: str | None = None
+    """Whose clients may decide."""
+
+
+class Resumed(Event, frozen=True, kw_only=True, tag="resumed"):
+    """What the run waited for was decided, and by whom. Later decisions on it change nothing."""
+
+    wait: str
+    what: WaitKind
+    block: int
+    tool_id: str
+    tool_name: str
+    decision: Verdict
+    decision_id: str
+    by: str | None = None
+    """Who decided, as the door knows it."""
+    door: Door
+    at_ms: int
+    reason: str | None = None
+    """Of a denial."""
+    arguments: str | None = None
+    """With which the call runs instead of its own: JSON."""
+    content: str | None = None
+    """Of an answer: JSON."""
+
+
 class UsageReported(Event, frozen=True, kw_only=True, tag="usage"):
     """Token counts of the turn just ended, or of an attempt that another continues, and of the run so far."""
 
@@ -328,7 +380,7 @@ class UnknownEvent(Event, frozen=True, kw_only=True, tag="unknown"):
 
 BlockEvent = BlockStarted | ImagePreview | BlockProgress | BlockComplete
 TerminalEvent = Completed | Incomplete | RunFailedEvent | Cancelled
-RunEvent = Started | Answering | Retrying | Restarted | UsageReported | TerminalEvent
+RunEvent = Started | Answering | Retrying | Restarted | Waiting | Resumed | UsageReported | TerminalEvent
 PublicEvent = Chunk | BlockEvent | ToolProgress | RunEvent | UnknownEvent
 
 ChunkTopicEvent = Chunk | UnknownEvent

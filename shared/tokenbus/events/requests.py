@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
+
+from tokenbus.events.waits import MAX_TIMEOUT_S, ApprovalRule, Door, WaitId
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 MAX_RUN_ID_CHARS = 128
@@ -191,6 +193,14 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether the API should enforce the schema on the model's arguments; None: not, if the API has a choice."""
     extra: Extra | None = None
     """Further fields of the tool, by API: `cache_control`, `defer_loading`."""
+    approval: ApprovalRule | None = None
+    """Which calls wait for a decision, in addition to those that the deployment's settings name."""
+    kind: Literal["client"] | None = None
+    """``client``: a client of the run gives the results. None: as the deployment declares the tool."""
+    result: dict[str, object] | None = None
+    """Of a client's tool: JSON Schema of its result; None: any text."""
+    timeout_s: Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)] | None = None
+    """Of a client's tool: how long a call waits for its result."""
 
 
 class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -483,4 +493,46 @@ class Append(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     """Added to the configured metadata of the run that the message starts."""
 
 
-Request = Generate | Cancel | Append
+class _Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
+    """Decides one wait of a run. The first decision counts; a repeated ``decision_id`` is the same one."""
+
+    run: RunId
+    wait: WaitId
+    """As the run's `waiting` event names it."""
+    decision_id: RunId
+    by: Annotated[str, Meta(max_length=256)] | None = None
+    """Who decides, for the log. The gateway sets it by the client's key."""
+    door: Door = "bus"
+    metadata: dict[str, object] | None = None
+    """Only its ``tenant`` is read, and must be the run's."""
+
+
+class Approval(_Decision, frozen=True, kw_only=True, tag="approval"):
+    """Whether a tool call may run."""
+
+    decision: Literal["allow", "deny"]
+    reason: Annotated[str, Meta(max_length=4000)] | None = None
+    """Of a denial: the model reads it."""
+    arguments: dict[str, object] | None = None
+    """Runs the call with these arguments instead, which must match the tool's schema."""
+
+
+class Answer(_Decision, frozen=True, kw_only=True, tag="answer"):
+    """The answer to a question of a tool."""
+
+    decision: Literal["accept", "decline", "cancel"] = "accept"
+    """``decline``: the person does not want to answer. ``cancel``: the person left."""
+    content: dict[str, object] | None = None
+    """Must match the question's schema."""
+
+
+class ToolResult(_Decision, frozen=True, kw_only=True, tag="tool_result"):
+    """The result of a tool that a client runs."""
+
+    content: Any = ""
+    """Text, or what matches the tool's ``result`` schema."""
+    is_error: bool = False
+
+
+WaitDecision = Approval | Answer | ToolResult
+Request = Generate | Cancel | Append | WaitDecision

@@ -6,9 +6,11 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-ListedState: TypeAlias = Literal["queued", "running", "completed", "incomplete", "failed", "cancelled"]
-"""``queued``: no provider has answered yet. ``running``: one has, and the run has not ended."""
-OPEN_STATES: tuple[ListedState, ...] = ("queued", "running")
+ListedState: TypeAlias = Literal["queued", "running", "waiting", "completed", "incomplete", "failed", "cancelled"]
+"""``queued``: no provider has answered yet. ``running``: one has, and the run has not ended. ``waiting``: it waits
+for a person or a client.
+"""
+OPEN_STATES: tuple[ListedState, ...] = ("queued", "running", "waiting")
 ENDED_STATES: tuple[ListedState, ...] = ("completed", "incomplete", "failed", "cancelled")
 
 
@@ -17,8 +19,8 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     run: str
     state: ListedState
-    """``queued`` until a provider answers, then ``running``, then how it ended: ``completed``, ``incomplete``,
-    ``failed`` or ``cancelled``.
+    """``queued`` until a provider answers, then ``running``, and ``waiting`` while it waits for a person or a client;
+    then how it ended: ``completed``, ``incomplete``, ``failed`` or ``cancelled``.
     """
     accepted_ms: int
     provider: str | None = None

@@ -14,9 +14,10 @@ from tokenbus.blobs import DEFAULT_MEDIA_TYPE, BlobRef
 from tokenbus.bus.keys import DEFAULT_PREFIX
 from tokenbus.client import client as asynchronous
 from tokenbus.client.blobs import Blobs as AsyncBlobs
-from tokenbus.client.client import PUBLISHED_WAIT_S, AnyRun
+from tokenbus.client.client import PUBLISHED_WAIT_S
 from tokenbus.client.client import Run as AsyncRun
 from tokenbus.client.decode import TopicEvent
+from tokenbus.client.publishing import AnyRun
 from tokenbus.client.response import Response
 from tokenbus.client.sessions.session import ACCEPTED_WAIT_S
 from tokenbus.client.sessions.session import Session as AsyncSession
@@ -189,6 +190,12 @@ class Client:
     sessions = _generator(asynchronous.Client.sessions)
     describe = _call(asynchronous.Client.describe)
     cancel = _call(asynchronous.Client.cancel)
+    waiting = _generator(asynchronous.Client.waiting)
+    approve = _call(asynchronous.Client.approve)
+    deny = _call(asynchronous.Client.deny)
+    answer = _call(asynchronous.Client.answer)
+    tool_result = _call(asynchronous.Client.tool_result)
+    decide = _call(asynchronous.Client.decide)
     messages = _call(asynchronous.Client.messages)
     subscribe = _subscription(asynchronous.Client.subscribe)
     sentences = _sentences(asynchronous.Client.sentences)

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Awaitable
 from functools import partial, wraps
+from pathlib import Path
 
 from tokenbus.errors import ToolFailure
 from tokenbus.tools import Image, ToolContext
@@ -19,6 +20,13 @@ release = threading.Event()
 
 def echo(**arguments: object) -> dict[str, object]:
     return arguments
+
+
+def noted(path: str, word: str) -> str:
+    """Leave a line of the call behind."""
+    with Path(path).open("a") as file:
+        file.write(f"{word}\n")
+    return word
 
 
 def greet(name: str, greeting: str = "Hello") -> str:

@@ -20,7 +20,7 @@ from tokenbus import policy as api
 from tokenbus.policy import ReplaceText, StreamProcessor
 from tokenbus.policy.loading import PolicySpec, load
 from tokenbus_services.policy_stage import builtin
-from tokenbus_services.settings.tables.workers import HttpTool, McpHttp, McpStdio, PythonTool
+from tokenbus_services.settings.tables.workers import ClientTool, HttpTool, McpHttp, McpStdio, PythonTool
 
 TEXT = page("guides/policies.md")
 SECTIONS = dict(re.findall(r"(?ms)^### (.+?)$(.*?)(?=^###? |\Z)", TEXT))
@@ -105,10 +105,15 @@ def test_the_example_of_the_judge_loads() -> None:
     assert msgspec.to_builtins(made.options) == table["options"]
 
 
-@over_rows("kind", [PythonTool, HttpTool, McpStdio, McpHttp])
+@over_rows("kind", [PythonTool, HttpTool, ClientTool, McpStdio, McpHttp])
 def test_the_examples_of_the_tools_use_every_option(kind: type[msgspec.Struct]) -> None:
-    group = "tools" if kind in (PythonTool, HttpTool) else "mcp"
-    tables = [table for example in examples("guides/tools.md") for table in example.get(group, {}).values()]
+    group = "mcp" if kind in (McpStdio, McpHttp) else "tools"
+    tables = [
+        table
+        for page in ("tools", "waiting")
+        for example in examples(f"guides/{page}.md")
+        for table in example.get(group, {}).values()
+    ]
     used = {key for table in tables if table["kind"] == kind.__struct_config__.tag for key in table}
     assert used == {field.encode_name for field in msgspec.structs.fields(kind)} | {"kind"}
 

@@ -47,6 +47,9 @@ OBJECTS: dict[type[msgspec.Struct], str] = {
     requests.ImageOptions: "image options",
     requests.Fallback: "a fallback",
     requests.Cancel: "cancel",
+    requests.Approval: "approval",
+    requests.Answer: "answer",
+    requests.ToolResult: "tool_result",
 }
 GENERATE = "generate"
 MODELS = {
@@ -77,6 +80,7 @@ PATTERNS = {
     r"^[A-Za-z0-9._:@~+=-]+$(?!\n)": "text of 1 to 128 of `A-Z a-z 0-9 . _ : @ ~ + = -`",
     TRACEPARENT_PATTERN: "text: a W3C trace context",
     r"^[A-Za-z0-9_-]{1,64}$(?!\n)": "text of 1 to 64 of `A-Z a-z 0-9 _ -`",
+    r"^[0-9]{1,9}\.[0-9]{1,6}$(?!\n)": "text: the `wait` of a `waiting` event",
     r"^[A-Za-z0-9:._-]{1,64}$(?!\n)": "text of 1 to 64 of `A-Z a-z 0-9 : . _ -`",
 }
 BUS = "the bus"
@@ -132,6 +136,8 @@ def value(kind: inspect.Type) -> str:
             return "true or false"
         case inspect.DictType():
             return "object of texts" if isinstance(kind.value_type, inspect.StrType) else "object"
+        case inspect.AnyType():
+            return "anything"
         case _:
             raise AssertionError(kind)
 

@@ -31,6 +31,7 @@ from tokenbus.events.public import (
     ProviderModel,
     PublicEvent,
     Restarted,
+    Resumed,
     Retrying,
     RunFailedEvent,
     Started,
@@ -39,12 +40,15 @@ from tokenbus.events.public import (
     ToolProgress,
     UnknownEvent,
     UsageReported,
+    Waiting,
     decode,
     encode,
 )
 from tokenbus.events.usage import Usage
 
 AT: dict[str, Any] = {"run": "r1", "seq": 4, "turn": 1, "attempt": 2}
+CALL: dict[str, Any] = {"wait": "2.0", "what": "approval", "block": 2, "tool_id": "c1", "tool_name": "pay"}
+CALL_JSON = ',"wait":"2.0","what":"approval","block":2,"tool_id":"c1","tool_name":"pay"'
 HEAD = '"run":"r1","seq":4,"turn":1,"attempt":2'
 ERROR = ErrorInfo(
     code="overloaded_error",
@@ -196,6 +200,43 @@ FULL: list[tuple[PublicEvent, str]] = [
         '{"type":"answering",' + HEAD + ',"model":"m-2","response_id":"r1","provider":"p"}',
     ),
     (
+        Waiting(
+            **AT,
+            **CALL,
+            deadline_ms=9,
+            on_deadline="allow",
+            arguments="{}",
+            schema={"type": "object"},
+            text="Sure?",
+            url="https://example.com",
+            tenant="t",
+        ),
+        '{"type":"waiting",'
+        + HEAD
+        + CALL_JSON
+        + ',"deadline_ms":9,"on_deadline":"allow","arguments":"{}","schema":{"type":"object"},"text":"Sure?"'
+        + ',"url":"https://example.com","tenant":"t"}',
+    ),
+    (
+        Resumed(
+            **AT,
+            **CALL,
+            decision="deny",
+            decision_id="d1",
+            by="ann",
+            door="cli",
+            at_ms=5,
+            reason="no",
+            arguments="{}",
+            content="1",
+        ),
+        '{"type":"resumed",'
+        + HEAD
+        + CALL_JSON
+        + ',"decision":"deny","decision_id":"d1","by":"ann","door":"cli","at_ms":5,"reason":"no","arguments":"{}"'
+        + ',"content":"1"}',
+    ),
+    (
         UsageReported(**AT, usage=USAGE, total=USAGE, model="m-2", response_id="r1", provider="p"),
         '{"type":"usage",'
         + HEAD
@@ -275,6 +316,11 @@ BARE: list[tuple[PublicEvent, str]] = [
         '{"type":"restarted",' + HEAD + ',"error":' + BARE_ERROR_JSON + ',"next_attempt":3,"delay_ms":0,"drop_from":0}',
     ),
     (Answering(**AT), '{"type":"answering",' + HEAD + "}"),
+    (Waiting(**AT, **CALL, deadline_ms=9), '{"type":"waiting",' + HEAD + CALL_JSON + ',"deadline_ms":9}'),
+    (
+        Resumed(**AT, **CALL, decision="allow", decision_id="d1", door="bus", at_ms=5),
+        '{"type":"resumed",' + HEAD + CALL_JSON + ',"decision":"allow","decision_id":"d1","door":"bus","at_ms":5}',
+    ),
     (UsageReported(**AT, usage=Usage(), total=Usage()), '{"type":"usage",' + HEAD + ',"usage":{},"total":{}}'),
     (
         Completed(**AT, finish="stop", timing=BARE_TIMING),

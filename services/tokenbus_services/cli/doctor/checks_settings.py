@@ -28,6 +28,7 @@ from tokenbus_services.endpoints.endpoint import auth_of
 from tokenbus_services.gateway.app import model_table
 from tokenbus_services.gateway.callers import check_exposed as check_gateway_exposed
 from tokenbus_services.settings import (
+    ClientTool,
     HttpTool,
     McpHttp,
     McpSettings,
@@ -84,7 +85,13 @@ def _tools(settings: Settings, env: Env) -> Iterator[Finding]:
         def declare(one: dict[str, ToolSettings] = one, given: Env = given) -> object:
             return ToolRegistry(one, env=given)
 
-        says = f"calls {tool.url}" if isinstance(tool, HttpTool) else f"{tool.call} can be called"
+        match tool:
+            case HttpTool():
+                says = f"calls {tool.url}"
+            case ClientTool():
+                says = "a client returns the results"
+            case _:
+                says = f"{tool.call} can be called"
         yield from _tried(about, declare, ok=says, todo="fix the table, or what it names")
     for name, server in settings.mcp.items():
         about = f"mcp {name}"

@@ -23,6 +23,7 @@ from tokenbus.events.public import (
     ImageRef,
     Incomplete,
     Restarted,
+    Resumed,
     Retrying,
     RunFailedEvent,
     Started,
@@ -30,6 +31,7 @@ from tokenbus.events.public import (
     ToolProgress,
     UnknownEvent,
     UsageReported,
+    Waiting,
 )
 from tokenbus.events.usage import Usage
 
@@ -66,6 +68,11 @@ def details(event: TopicEvent) -> str:
         case Restarted():
             after = f"attempt {event.next_attempt} in {event.delay_ms} ms, after {error(event.error)}"
             return f"{after}; blocks from {event.drop_from} on are void"
+        case Waiting():
+            return f"{event.wait} {event.what} {event.tool_name} {_quoted(event.text or event.arguments or '')}"
+        case Resumed():
+            why = f" {_quoted(event.reason)}" if event.reason else ""
+            return f"{event.wait} {event.decision} by {event.by or event.door}{why}"
         case UsageReported():
             return usage(event.usage)
         case Completed():

@@ -23,12 +23,14 @@ from tokenbus.events.public import (
     ImagePreview,
     PublicEvent,
     Restarted,
+    Resumed,
     Retrying,
     RunEnd,
     Started,
     ToolProgress,
     UnknownEvent,
     UsageReported,
+    Waiting,
 )
 from tokenbus_services.cli.render import event_text as wording
 from tokenbus_services.terminal_text import safe
@@ -109,7 +111,7 @@ class LiveBlocks:
                 return [*self._take(event.run, since=event.drop_from, void=True), event]
             case RunEnd():
                 return [*self._take(event.run), event]
-            case Started() | ToolProgress() | BlockProgress() | UnknownEvent():
+            case Started() | ToolProgress() | BlockProgress() | Waiting() | Resumed() | UnknownEvent():
                 return [event]
             case UsageReported() | Answering():
                 return []  # a run's end shows the total and the model

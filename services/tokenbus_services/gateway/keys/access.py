@@ -230,6 +230,7 @@ class KeyAccess(AccessControl):
             key=entry.id,
             has_budget=rules.max_budget is not None,
             operator=rules.operator,
+            approves=rules.approve,
             metrics=rules.metrics,
             surfaces=None if rules.surfaces is None else frozenset(rules.surfaces),
             forwards=None if rules.forward is None and rules.surfaces is None else frozenset(rules.forward or ()),

@@ -26,6 +26,7 @@ from tokenbus_services.gateway.routes import (
     native,
     openai_responses,
     sessions,
+    waits,
 )
 from tokenbus_services.gateway.routes import models as routes_models
 from tokenbus_services.gateway.routes.routing import HeaderRoute
@@ -92,7 +93,7 @@ class Forms:
 _ROUTES: Mapping[SurfaceName, Callable[[Gateway], list[BaseRoute]]] = {
     "openai_chat": lambda gateway: gateway.posted(OpenAIChatSurface()),
     "openai_responses": openai_responses.routes,
-    "native": lambda gateway: [*native.routes(gateway), *sessions.routes(gateway)],
+    "native": lambda gateway: [*native.routes(gateway), *sessions.routes(gateway), *waits.routes(gateway)],
     "anthropic_messages": anthropic_messages.routes,
     "gemini": gemini.routes,
     "openai_images": lambda gateway: gateway.posted(OpenAIImagesSurface()),

@@ -110,6 +110,8 @@ class KeyRules(Table, frozen=True, kw_only=True, omit_defaults=True):
     """Refuses all requests, and keeps the key."""
     operator: bool = False
     """May also see the runs of all tenants, and read topics and metrics."""
+    approve: bool = True
+    """May decide whether tool calls run that wait for it. False: another client of the tenant must."""
     metrics: bool = False
     """May read `/metrics` of the gateway, which names keys and models."""
     console: tuple[ConsoleRole, ...] = ()

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, get_args
 from msgspec import Meta
 
 from tokenbus.events.requests import InputFormat
+from tokenbus.events.waits import MAX_TIMEOUT_S, ApprovalRule
 from tokenbus_services.settings.types import Count, HttpUrl, ImportPath, Seconds, Table
 
 
@@ -82,7 +83,21 @@ DEFAULT_TOOL_TIMEOUT_S = 60.0
 """Timeout of a tool call if neither the tool nor the request sets one."""
 
 
-class PythonTool(Table, frozen=True, kw_only=True, tag="python", tag_field="kind"):
+WaitSeconds = Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)]
+
+
+class _Approved(Table, frozen=True, kw_only=True):
+    """Which calls wait for a person's decision before they run. See docs/guides/waiting.md."""
+
+    approval: ApprovalRule = "never"
+    """`always`, `never`, or which arguments a call has that waits."""
+    approval_timeout_s: WaitSeconds = 86_400.0
+    """How long a call waits for the decision."""
+    approval_on_deadline: Literal["allow", "deny"] = "deny"
+    """What is decided if nobody decides until then."""
+
+
+class PythonTool(_Approved, frozen=True, kw_only=True, tag="python", tag_field="kind"):
     """A Python callable, `module:function`, sync or async."""
 
     call: str
@@ -106,7 +121,15 @@ class Outbound(Table, frozen=True, kw_only=True):
     """Also allow these networks, in CIDR notation; the only way to reach a link-local or cloud metadata address."""
 
 
-class HttpTool(Outbound, frozen=True, kw_only=True, tag="http", tag_field="kind"):
+class _ApprovedOutbound(Outbound, frozen=True, kw_only=True):
+    """`_Approved` of what is called over HTTP. A struct has one base with fields."""
+
+    approval: ApprovalRule = "never"
+    approval_timeout_s: WaitSeconds = 86_400.0
+    approval_on_deadline: Literal["allow", "deny"] = "deny"
+
+
+class HttpTool(_ApprovedOutbound, frozen=True, kw_only=True, tag="http", tag_field="kind"):
     """An HTTP endpoint: the arguments are the JSON body, the response is the result."""
 
     method: Literal["POST", "PUT", "GET"] = "POST"
@@ -119,10 +142,23 @@ class HttpTool(Outbound, frozen=True, kw_only=True, tag="http", tag_field="kind"
     timeout_s: Seconds | None = None
 
 
-ToolSettings = PythonTool | HttpTool
+class ClientTool(_Approved, frozen=True, kw_only=True, tag="client", tag_field="kind"):
+    """A tool that a client of the run executes: a browser or a device. See docs/guides/waiting.md."""
+
+    description: str = ""
+    parameters: dict[str, object] = {}
+    format: InputFormat | None = None
+    """Set if the input is free text instead of JSON."""
+    result: dict[str, object] | None = None
+    """JSON Schema of the result; None: any text."""
+    timeout_s: WaitSeconds = DEFAULT_TOOL_TIMEOUT_S
+    """How long a call waits for its result."""
 
 
-class McpStdio(Table, frozen=True, kw_only=True, tag="stdio", tag_field="kind"):
+ToolSettings = PythonTool | HttpTool | ClientTool
+
+
+class McpStdio(_Approved, frozen=True, kw_only=True, tag="stdio", tag_field="kind"):
     """An MCP server that runs as a child process of each tool executor."""
 
     command: str
@@ -137,7 +173,7 @@ class McpStdio(Table, frozen=True, kw_only=True, tag="stdio", tag_field="kind"):
     """Timeout of each call."""
 
 
-class McpHttp(Outbound, frozen=True, kw_only=True, tag="http", tag_field="kind"):
+class McpHttp(_ApprovedOutbound, frozen=True, kw_only=True, tag="http", tag_field="kind"):
     """An MCP server reached over Streamable HTTP."""
 
     prefix: str | None = None

@@ -17,6 +17,7 @@ from tokenbus.bus.scripts.leases import acquire, count, note, present, release, 
 from tokenbus.bus.scripts.runs.accept import accept, cancel
 from tokenbus.bus.scripts.runs.attempt_fence import RawPart, append_raw, take_job
 from tokenbus.bus.scripts.runs.inputs import append_verdicts, tool_progress, tool_result
+from tokenbus.bus.scripts.runs.waits import decision
 from tokenbus.bus.scripts.script import Arg, LuaScript, ScriptCall, joined
 from tokenbus.bus.scripts.work_queue import BEGUN, claim, finish, hand_back, heartbeat, mark, pages, requeue, retire
 
@@ -34,6 +35,7 @@ __all__ = [
     "cancel",
     "claim",
     "count",
+    "decision",
     "finish",
     "hand_back",
     "heartbeat",

@@ -75,6 +75,8 @@ END_SESSION_RUN = Operation("f", 22, keys=slice(0, 17))
 # the tenant (or the same again); run, status, next run, lifetimes
 STEER_SESSION_RUN = Operation("g", 8, keys=slice(0, 5))
 # the session's log, appends, queue and history; the run's log; run, turn, lifetime
+WAIT = Operation("w", 7, keys=slice(0, 2))  # indexes of waits, of all and of the tenant; run, wait, record, since, kept
+UNWAIT = Operation("y", 4, keys=slice(0, 2))  # the same indexes; run, wait
 _NAMED = {
     "PUBLISH": PUBLISH,
     "APPEND": APPEND,
@@ -89,6 +91,8 @@ _NAMED = {
     "VOID": VOID,
     "END_SESSION_RUN": END_SESSION_RUN,
     "STEER_SESSION_RUN": STEER_SESSION_RUN,
+    "WAIT": WAIT,
+    "UNWAIT": UNWAIT,
 }
 OPERATIONS = {operation.letter: operation for operation in _NAMED.values()}
 """By letter."""
@@ -306,6 +310,21 @@ class Commit:
         """
         places = [self._key(key, kind) for key, kind in zip((*of_session, log), "SH?HS", strict=True)]
         self._ops += (STEER_SESSION_RUN.letter, self._key(session, "H"), *places, run, turn, keep_ms)
+
+    def wait(
+        self, run_key: str, indexes: tuple[str, str], *, run: str, wait: str, record: bytes, since_ms: int, keep_ms: int
+    ) -> None:
+        """Open a wait of the run, and list it in the indexes, of all and of the tenant, or of all again. Each listing
+        removes some that were listed more than ``keep_ms`` before.
+        """
+        self._data += len(record)
+        places = [self._key(index, "?") for index in indexes]
+        self._ops += (WAIT.letter, self._key(run_key, "H"), *places, run, wait, record, since_ms, keep_ms)
+
+    def unwait(self, run_key: str, indexes: tuple[str, str], *, run: str, wait: str) -> None:
+        """Close a wait that nobody decided, if it is open."""
+        places = [self._key(index, "?") for index in indexes]
+        self._ops += (UNWAIT.letter, self._key(run_key, "H"), *places, run, wait)
 
     def arrived(self, lease: str, size: int) -> None:
         """Count ``size`` bytes as arrived at the group with this lease hash; the reply includes the group's lag."""

@@ -53,6 +53,8 @@ class _Name(msgspec.Struct):
     id: RunId | None = None
 
 
+_NO_RUN = ("cancel", "append", "approval", "answer", "tool_result")
+"""Types of requests that begin no run."""
 _MISSING = re.compile(r"missing required field `([^`]+)`")
 
 
@@ -105,14 +107,14 @@ def _converted(value: object) -> Request:
 def rejected_run_id(fields: Mapping[bytes, bytes]) -> str | None:
     """Run id of a request that `decode_request` rejected, if it can be read; never raises.
 
-    With it the run can end as `failed` where its publisher looks for it. Returns None for a rejected cancel, which must
-    not end the run that it names, for an append, and for an id that only a session gives.
+    With it the run can end as `failed` where its publisher looks for it. Returns None for a rejected cancel or
+    decision, which must not end the run that it names, for an append, and for an id that only a session gives.
     """
     try:
         name = _name_of(_unwrap(_value(fields)))
     except (Malformed, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    return None if name.type in ("cancel", "append") or is_reserved(name.id or "") else name.id
+    return None if name.type in _NO_RUN or is_reserved(name.id or "") else name.id
 
 
 def rejected_append(fields: Mapping[bytes, bytes]) -> Append | None:
@@ -394,7 +396,7 @@ def notes_of(value: object) -> list[str]:
     """
     notes: list[str] = []
     for field in unknown_fields(value):  # walk to the end: an invalid word anywhere is an error
-        if not field.where and nearest(field.name, field.known) in SAFETY:
+        if nearest(field.name, field.known) in (("approval",) if field.where else SAFETY):
             raise RequestInvalid(field.path, f"{field.problem} A run without it could publish what it is to keep back")
         if len(notes) < MAX_NOTES:
             notes.append(f"{field.path} has no effect: {field.problem}")

@@ -34,6 +34,7 @@ from tokenbus.events.requests import (
     ToolCallPart,
     ToolChoice,
     ToolResultPart,
+    WaitDecision,
 )
 from tokenbus.events.sessions import is_reserved
 
@@ -61,6 +62,8 @@ def check_request(request: Request) -> None:
     if isinstance(request, Append):
         for where, problem in _append_problems(request):
             raise RequestInvalid(where, problem)
+        return
+    if isinstance(request, WaitDecision):
         return
     if isinstance(request, Cancel):
         if request.heard_characters is not None and (request.heard_through or -1) < 0:

@@ -9,6 +9,7 @@ import msgspec
 from tokenbus.events.frames import RecordedDecision, ToolWork, TurnWork
 from tokenbus.events.public import PublicEvent
 from tokenbus.events.requests import Message
+from tokenbus.events.waits import WaitInfo
 
 EndStatus = Literal["completed", "incomplete", "failed", "cancelled"]
 
@@ -35,6 +36,12 @@ class RunTools(msgspec.Struct, frozen=True):
     """Hand out the calls of a turn; each stays open until its result or the end of the run."""
 
     work: list[ToolWork]
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """Ask somebody; the wait is open until it is decided or the run ends."""
+
+    info: WaitInfo
 
 
 class Draft(msgspec.Struct, frozen=True):
@@ -68,4 +75,4 @@ class ForgetRun(msgspec.Struct, frozen=True):
     """Drop the run without writing its end, which its log has already."""
 
 
-Effect = NextTurn | CloseAttempt | RunTools | Draft | Decide | ReleaseFromPolicies | EndRun | ForgetRun
+Effect = NextTurn | CloseAttempt | RunTools | Wait | Draft | Decide | ReleaseFromPolicies | EndRun | ForgetRun

@@ -16,6 +16,16 @@ from tokenbus.events.frames import Accepted, FallbackPlan, ToolReturned
 from tokenbus.events.normalized import Start
 from tokenbus.events.requests import Message
 from tokenbus.events.usage import Usage
+from tokenbus.events.waits import WaitKind
+
+
+class OpenWait(msgspec.Struct, frozen=True):
+    """What a call waits for instead of a worker."""
+
+    name: str
+    what: WaitKind
+    deadline_ms: int
+    on_deadline: Literal["allow", "deny"]
 
 
 class PendingCall(msgspec.Struct):
@@ -25,7 +35,15 @@ class PendingCall(msgspec.Struct):
     result: ToolReturned | None = None
     published: bool = False
     changed: CompleteCall | None = None
-    """The call as policies changed it, if they did."""
+    """The call as policies or a decision changed it, if they did."""
+    wait: OpenWait | None = None
+    """Set while the call waits for somebody; then no worker has it."""
+    waited: int = 0
+    """How many waits it has had."""
+    allowed: bool = False
+    """Somebody decided that it may run."""
+    edited: bool = False
+    """Somebody changed its arguments."""
 
     @property
     def runs(self) -> CompleteCall:

@@ -56,7 +56,7 @@ from tokenbus.core.run.attempts import (
 )
 from tokenbus.core.run.block_deltas import add
 from tokenbus.core.run.blocks.block_table import BlockTable
-from tokenbus.core.run.effects import CloseAttempt, Effect, ForgetRun, RunTools
+from tokenbus.core.run.effects import CloseAttempt, Effect, ForgetRun, RunTools, Wait
 from tokenbus.core.run.gate import ToolVerdicts
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.state import RunState
@@ -75,10 +75,12 @@ from tokenbus.core.run.termination import (
 from tokenbus.core.run.tool_calls import (
     accept_result,
     dispatch_calls,
+    hand_out,
     publish_progress,
     publish_results,
     results_message,
 )
+from tokenbus.core.run.waits import decide as decide_wait
 from tokenbus.core.stop_strings import StopScan
 from tokenbus.errors import TooLarge
 from tokenbus.events import normalized as n
@@ -97,6 +99,8 @@ from tokenbus.events.frames import (
     SteerRequested,
     ToolReported,
     ToolReturned,
+    ToolWork,
+    WaitDecided,
     is_known,
 )
 from tokenbus.events.public import (
@@ -110,6 +114,7 @@ from tokenbus.events.public import (
 )
 from tokenbus.events.requests import ContentPart, ExtraPart, Message
 from tokenbus.events.usage import Usage
+from tokenbus.events.waits import WaitInfo
 
 MAX_PAUSES = 8
 """Maximum number of times a provider may pause a turn (`pause_turn`) and be asked to continue."""
@@ -221,6 +226,8 @@ class RunMachine:
                 self._returned(event)
             case ToolReported():
                 publish_progress(self.state, self.out, event)
+            case WaitDecided():
+                self._decided(event)
             case CancelRequested():
                 stop(self.state, self.out, "cancelled", self._now_ms)
                 self._end(Cancelled, **cancelled_by(event))
@@ -476,8 +483,21 @@ class RunMachine:
         s = self.state
         s.seen_ms = max(s.seen_ms, at_ms)
         s.history = [self._content()]
-        if work := dispatch_calls(s, verdicts):
+        self._hand_out(dispatch_calls(s, self.out, at_ms, verdicts))
+        self._publish_results()
+
+    def _hand_out(self, given: list[ToolWork | WaitInfo]) -> None:
+        """Hand out calls to workers, and to people and clients what calls wait for."""
+        if work := [each for each in given if isinstance(each, ToolWork)]:
             self.effects.append(RunTools(work))
+        self.effects += [Wait(each) for each in given if isinstance(each, WaitInfo)]
+
+    def _decided(self, event: WaitDecided) -> None:
+        s = self.state
+        if (pending := decide_wait(s, self.out, event, self._now_ms)) is None:
+            return
+        if pending.result is None:
+            self._hand_out([hand_out(s, self.out, pending, self._now_ms)])
         self._publish_results()
 
     def _content(self) -> Message:

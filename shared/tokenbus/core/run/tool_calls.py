@@ -9,13 +9,17 @@ from tokenbus.core.run.blocks.public_blocks import write_result
 from tokenbus.core.run.gate import ToolVerdicts
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.state import PendingCall, RunState
+from tokenbus.core.run.waits import open_wait
 from tokenbus.events.frames import ResultImage, ToolReported, ToolReturned, ToolWork
 from tokenbus.events.public import ImageRef, ToolProgress
 from tokenbus.events.requests import Base64Source, BlobSource, ImagePart, Message, TextPart, ToolResultPart
+from tokenbus.events.waits import WaitInfo
 
 
-def dispatch_calls(s: RunState, verdicts: ToolVerdicts | None = None) -> list[ToolWork]:
-    """Start the turn's calls and return the work to hand out.
+def dispatch_calls(
+    s: RunState, out: Outbox, at_ms: int, verdicts: ToolVerdicts | None = None
+) -> list[ToolWork | WaitInfo]:
+    """Start the turn's calls and return the work to hand out, and what calls wait for.
 
     Malformed calls and calls of unlisted tools are answered at once. In a run with policies, only released calls run,
     as the policies changed them. A call that was held back gets an answer for the model only, because it was never
@@ -31,22 +35,22 @@ def dispatch_calls(s: RunState, verdicts: ToolVerdicts | None = None) -> list[To
             s.calls.append(PendingCall(call, blocked, published=True))
         else:
             s.calls.append(PendingCall(call, _refused(s, ruled or call), changed=ruled))
-    timeout_s = s.accepted.tool_timeout_s
-    return [
-        ToolWork(
-            run=s.run,
-            turn=s.turn,
-            attempt=s.attempt,
-            block=p.call.block,
-            tool_id=p.call.tool_id,
-            name=p.runs.name,
-            arguments=p.runs.arguments,
-            free_text=p.runs.free_text,
-            timeout_s=timeout_s,
-        )
-        for p in s.calls
-        if p.result is None
-    ]
+    return [hand_out(s, out, p, at_ms) for p in s.calls if p.result is None]
+
+
+def hand_out(s: RunState, out: Outbox, pending: PendingCall, at_ms: int) -> ToolWork | WaitInfo:
+    """The work of a call without a result, or what it waits for before that."""
+    return open_wait(s, out, pending, at_ms) or ToolWork(
+        run=s.run,
+        turn=s.turn,
+        attempt=s.attempt,
+        block=pending.call.block,
+        tool_id=pending.call.tool_id,
+        name=pending.runs.name,
+        arguments=pending.runs.arguments,
+        free_text=pending.runs.free_text,
+        timeout_s=s.accepted.tool_timeout_s,
+    )
 
 
 def accept_result(s: RunState, result: ToolReturned) -> None:
@@ -88,7 +92,7 @@ def publish_results(s: RunState, out: Outbox) -> bool:
 
 def results_message(s: RunState) -> Message:
     """The results as a message for the next turn."""
-    return Message(role="tool", content=[_result_part(p.call, p.result) for p in s.calls if p.result])
+    return Message(role="tool", content=[_result_part(p, p.result) for p in s.calls if p.result])
 
 
 def answer_open_calls(s: RunState, out: Outbox, why: str) -> None:
@@ -102,11 +106,14 @@ def answer_open_calls(s: RunState, out: Outbox, why: str) -> None:
             _publish(s, out, pending.runs, pending.result or ToolReturned(pending.call.block, why, is_error=True))
 
 
-def _result_part(call: CompleteCall, result: ToolReturned) -> ToolResultPart:
+def _result_part(pending: PendingCall, result: ToolReturned) -> ToolResultPart:
     """The result for the model, with the images that the model can see."""
+    call, shown = pending.call, result.content
+    if pending.edited:  # else the model takes it for the result of what it asked for
+        shown = f"[a person changed the arguments of this call to {pending.runs.arguments}]\n{shown}"
     images = [ImagePart(source=source) for image in result.images if (source := _source(image))]
-    text = [TextPart(text=result.content)] if result.content else []
-    content = [*text, *images] if images else result.content
+    text = [TextPart(text=shown)] if shown else []
+    content = [*text, *images] if images else shown
     return ToolResultPart(tool_id=call.tool_id, tool_name=call.name, content=content, is_error=result.is_error)
 
 

@@ -37,7 +37,7 @@ from tokenbus.bus.scripts import gateway as gate
 from tokenbus.bus.scripts.chain import ChainedStage, chain
 from tokenbus.bus.scripts.commit import owe
 from tokenbus.bus.scripts.leases import count, note, present, release, renew, withdraw_replay
-from tokenbus.bus.scripts.runs import accept, index, inputs, timeouts
+from tokenbus.bus.scripts.runs import accept, index, inputs, timeouts, waits
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus.events.sessions import SessionRun, session_ref
@@ -91,6 +91,8 @@ class World:
             "accepted": 1,
             call_field(0): 1,
             "job": "j",
+            "wait:0.0": "{}",
+            "waits": " 0.0 ",
         }
         await client.hset(keys.run(self.run), mapping=run)
         await client.hset(keys.run(self.ended), mapping={"status": "completed", "attempt": 1, "raw": 0, "seq": 0})
@@ -98,6 +100,8 @@ class World:
             await client.pexpire(keys.run(each), HOUR_MS)
         await client.hset(keys.run(self.ended), "ended", self.ended_ms)
         await client.zadd(keys.open_runs(0), {self.ended: 1})
+        await client.zadd(keys.waiting(0), {f"{self.run}/0.0": 1})
+        await client.pexpire(keys.waiting(0), HOUR_MS)
         stages = (self.normalizer, self.raw), (self.parser, self.events), (self.policy, self.drafts)
         for lease, stream in stages:
             self.ends[stream] = (await client.xadd(stream, {self.run: "1234"})).decode()
@@ -415,6 +419,30 @@ def steer_session_run(w: World) -> ScriptCall:
     return _of_parser(w, commit)
 
 
+def _commit_waits(w: World) -> ScriptCall:
+    """The parser's commit that opens a wait and closes another."""
+    commit, k = Commit(w.parser, w.events), w.keys
+    indexes = k.waiting(0), k.waiting(0, "ada")
+    commit.wait(k.run(w.run), indexes, run=w.run, wait="1.0", record=b"{}", since_ms=5, keep_ms=HOUR_MS)
+    commit.unwait(k.run(w.run), indexes, run=w.run, wait="0.0")
+    return _of_parser(w, commit)
+
+
+def _decide(w: World) -> ScriptCall:
+    """Somebody decides what the open run waits for."""
+    return waits.decide(
+        w.keys.run(w.run),
+        w.events,
+        w.parser,
+        w.keys.decision(w.run, "d1"),
+        [w.keys.waiting(0)],
+        run=w.run,
+        wait="0.0",
+        frame=b"frame",
+        fate=b'{"id":"d1"}',
+    )
+
+
 def _of_parser(w: World, commit: Commit) -> ScriptCall:
     return commit.call(
         token=w.tokens[w.parser],
@@ -597,6 +625,7 @@ SCENES: dict[str, list[Scene]] = {
         Scene(_commit, second=lambda w, _: [b"already", w.later.encode()], times=["until"]),
         Scene(steer_session_run, second=lambda w, _: [b"already", w.ends[w.events].encode()], times=["until"]),
         Scene(end_session_run, second=lambda w, _: [b"already", w.ends[w.events].encode()], times=["until"]),
+        Scene(_commit_waits, second=lambda w, _: [b"already", w.ends[w.events].encode()], times=["until"]),
     ],
     "commit.owe": [
         Scene(
@@ -757,6 +786,8 @@ SCENES: dict[str, list[Scene]] = {
     "timeouts.expire": [Scene(_expire, second=_is(b"expiring"), lasting=_stopped)],
     "timeouts.lose_attempt": [Scene(_lose_attempt, second=_is(b"closed"))],
     "timeouts.read_policy_stage": [Scene(lambda w: timeouts.read_policy_stage(w.policy))],
+    "waits.decide": [Scene(_decide)],
+    "waits.refuse": [Scene(lambda w: waits.refuse(w.keys.decision(w.run, "d2"), answer=b'{"problem":"no"}'))],
     "topics.ends": [Scene(lambda w: topics.ends([w.raw, w.events]))],
     "topics.mirror_offset": [
         Scene(

@@ -1,9 +1,9 @@
 -- Do the operations ARGV[i] to ARGV[final] of a commit, whose keys are numbered from base + 1. `alien`: those of a
 -- wrong type; `lags`: gets the lag of each lease that is counted with ARRIVED, or nil; `added`: gets the last id that
 -- was appended to each stream.
--- Uses: index_ended, append_frame, session_run
+-- Uses: index_ended, append_frame, session_run, waits
 -- Constants: PUBLISH, APPEND, PUBLISH_TO_TOPIC, COUNT, SET, DELETE, EXPIRE, CLOSE_ATTEMPT, END_RUN, VOID,
---   END_SESSION_RUN, STEER_SESSION_RUN
+--   END_SESSION_RUN, STEER_SESSION_RUN, WAIT, UNWAIT
 local function operate(i, final, base, alien, most, now, lags, added)
   while i <= final do
     local op = ARGV[i]
@@ -81,6 +81,14 @@ local function operate(i, final, base, alien, most, now, lags, added)
                  now = now}
       pcall(steer_session_run, s, unpack(ARGV, i + 7, i + 9))
       i = i + 10
+    elseif op == WAIT then
+      local index, tenants, run, wait, record, since, keep = unpack(ARGV, i + 2, i + 8)
+      if ours then open_wait(key, {KEYS[base + index], KEYS[base + tenants]}, run, wait, record, since, keep) end
+      i = i + 9
+    elseif op == UNWAIT then
+      local index, tenants, run, wait = unpack(ARGV, i + 2, i + 5)
+      if ours then close_wait(key, {KEYS[base + index], KEYS[base + tenants]}, run, wait) end
+      i = i + 6
     else -- ARRIVED
       local arrived = redis.call('HINCRBY', key, 'arrived', ARGV[i + 2])
       if lags then lags[#lags + 1] = arrived - tonumber(redis.call('HGET', key, 'done') or '0') end

@@ -1,0 +1,141 @@
+"""Tool calls that wait for somebody: which do, and what a decision makes of them.
+
+A call that waits is handed out to nobody. The decision is an event like any other, of which the script that writes it
+writes one for each wait. So the call runs, or gets its answer, in the commit that applies the decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import msgspec
+
+from tokenbus.core.request.bounds import tenant_of
+from tokenbus.core.run.blocks.block_table import CompleteCall
+from tokenbus.core.run.outbox import Outbox
+from tokenbus.core.run.state import OpenWait, PendingCall, RunState
+from tokenbus.events.frames import ToolReturned, WaitDecided
+from tokenbus.events.public import Resumed, Waiting
+from tokenbus.events.waits import Condition, Conditions, WaitInfo, WaitKind
+
+DENIED = "the call was denied, and did not run"
+"""What the model reads of a call that may not run."""
+NOBODY = "nobody decided in time"
+NO_RESULT = "the client returned no result in time"
+
+
+def open_wait(s: RunState, out: Outbox, pending: PendingCall, at_ms: int) -> WaitInfo | None:
+    """Let the call wait, if it must; return what it waits for, or None if a worker may run it now."""
+    waits = s.accepted.waits.get(pending.runs.name)
+    if waits is None or _arguments(pending.runs) is None:
+        return None  # malformed arguments: the worker refuses the call, and nobody needs to look at it
+    if not pending.allowed and needs_approval(pending.runs, waits.approval):
+        return _wait(s, out, pending, "approval", at_ms)
+    return _wait(s, out, pending, "tool_result", at_ms) if waits.client_ms else None
+
+
+def _wait(s: RunState, out: Outbox, pending: PendingCall, what: WaitKind, at_ms: int) -> WaitInfo:
+    waits = s.accepted.waits[pending.runs.name]
+    name = f"{pending.call.block}.{pending.waited}"
+    pending.waited += 1
+    approval = what == "approval"
+    deadline_ms = at_ms + (waits.approval_ms if approval else waits.client_ms)
+    call = pending.runs
+    fields: dict[str, Any] = {
+        "wait": name,
+        "what": what,
+        "tool_id": call.tool_id,
+        "tool_name": call.name,
+        "deadline_ms": deadline_ms,
+        "on_deadline": waits.on_deadline if approval else "deny",
+        "arguments": call.arguments,
+        "schema": waits.schema if approval else waits.result,
+        "tenant": tenant_of(s.accepted.metadata) or None,
+    }
+    pending.wait = OpenWait(name, what, deadline_ms, fields["on_deadline"])
+    out.event(s.turn, s.attempt, Waiting, block=call.block, **fields)
+    return WaitInfo(run=s.run, since_ms=at_ms, **fields)
+
+
+def decide(s: RunState, out: Outbox, event: WaitDecided, at_ms: int) -> PendingCall | None:
+    """Apply a decision; return its call, which now has a result or may run. None: the run has no such wait open."""
+    pending = next((p for p in s.calls if p.wait and p.wait.name == event.wait), None)
+    if pending is None or s.phase != "tools":
+        return None
+    pending.wait = None
+    call = pending.call
+    out.event(
+        s.turn,
+        s.attempt,
+        Resumed,
+        wait=event.wait,
+        what=event.what,
+        block=call.block,
+        tool_id=call.tool_id,
+        tool_name=pending.runs.name,
+        decision=event.decision,
+        decision_id=event.id,
+        by=event.by,
+        door=event.door,
+        at_ms=at_ms,
+        reason=event.reason or None,
+        arguments=event.arguments,
+        content=event.content or None if event.what == "answer" else None,
+    )
+    if event.decision == "allow":
+        pending.allowed = True
+        if event.arguments is not None:
+            pending.changed = msgspec.structs.replace(pending.runs, arguments=event.arguments)
+            pending.edited = True
+    elif event.decision == "deny":
+        why = event.reason
+        if event.what == "approval":
+            why = f"{DENIED}: {event.reason}" if event.reason else DENIED
+        pending.result = ToolReturned(call.block, why, is_error=True)
+    else:
+        pending.result = ToolReturned(call.block, event.content, is_error=event.is_error)
+    return pending
+
+
+def waits_only(s: RunState) -> bool:
+    """Whether the run does nothing but wait for somebody: no worker has anything of it."""
+    return s.phase == "tools" and all(p.wait or p.result for p in s.calls) and any(p.wait for p in s.calls)
+
+
+def needs_approval(call: CompleteCall, rules: Sequence[Conditions]) -> bool:
+    """Whether the call fulfils one of the rules. Free text fulfils any, because it has no arguments to look at."""
+    arguments = _arguments(call) or {}
+    return any(all(_holds(arguments, path, condition) for path, condition in rule.items()) for rule in rules)
+
+
+def _arguments(call: CompleteCall) -> dict[str, object] | None:
+    """Empty for free text; None if they are not a JSON object."""
+    try:
+        arguments: object = {} if call.free_text else msgspec.json.decode(call.arguments or "{}")
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return None
+    return cast("dict[str, object]", arguments) if isinstance(arguments, dict) else None
+
+
+def _holds(arguments: object, path: str, condition: Condition) -> bool:
+    value = arguments
+    for name in path.split("."):
+        if not isinstance(value, dict) or name not in value:
+            return True  # a call that leaves it out must not be the way around the rule
+        value = cast("dict[str, object]", value)[name]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        below = condition.minimum is not None and value < condition.minimum
+        above = condition.maximum is not None and value > condition.maximum
+        low = condition.exclusive_minimum is not None and value <= condition.exclusive_minimum
+        high = condition.exclusive_maximum is not None and value >= condition.exclusive_maximum
+        if below or above or low or high:
+            return False
+    if condition.enum is not None and not any(_same(value, each) for each in condition.enum):
+        return False
+    return condition.not_ is None or not any(_same(value, each) for each in condition.not_.enum)
+
+
+def _same(one: object, other: object) -> bool:
+    """As JSON has it: true is not 1, but 1 is 1.0."""
+    return one == other and isinstance(one, bool) == isinstance(other, bool)

@@ -1,0 +1,271 @@
+"""What a run waits for has one fate, whatever decides it, in whatever order, and whoever dies meanwhile.
+
+Two parsers, of which one may be a zombie, on the real scripts; decisions, deadlines and cancels at any time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from typing import cast
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+
+from tests.model.actors import TTL_MS, StageWorker, Wire
+from tests.servers import binary
+from tests.unit.core.run.script import accepted, call
+from tokenbus.bus import scripts
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.run_record import RunLifetimes
+from tokenbus.bus.scripts.script import LuaScript, declared
+from tokenbus.bus.stage import checkpoints
+from tokenbus.events import normalized as n
+from tokenbus.events.frames import (
+    CONTROL_ATTEMPT,
+    CancelRequested,
+    Control,
+    EventFrame,
+    ToolWaits,
+    WaitDecided,
+    encode,
+    tool_decoder,
+)
+from tokenbus.events.public import decode
+from tokenbus.events.waits import DecisionReply, WaitFate
+from tokenbus_services.parser.logic import ParserLogic
+from tokenbus_services.process.embedded_server import EmbeddedServer
+
+KEYS = Keys("waits", 1)
+RUNS = ("a", "b")
+CALLS = (("0.0", "f", '{"n":1}'), ("1.0", "g", '{"n":2}'))
+"""The calls of a run's turn, each with its wait."""
+EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "30"))
+LIFE = RunLifetimes(TTL_MS, TTL_MS, TTL_MS)
+
+runs = st.sampled_from(RUNS)
+waits = st.sampled_from([wait for wait, _, _ in CALLS])
+names = st.sampled_from(["first", "second"])
+
+
+class Waits(RuleBasedStateMachine):
+    """Runs with two calls that wait, one of which a client runs."""
+
+    wire: Wire
+    """Set by the test."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wire.redis.flushdb()
+        topics = ("visible", "chunks", "blocks")
+        self.workers = {
+            name: StageWorker(
+                self.wire,
+                KEYS,
+                name=name,
+                group="parser",
+                topic="events",
+                logic=lambda: ParserLogic(0, KEYS, topics=topics, lifetimes=LIFE),
+            )
+            for name in ("first", "second", "last")
+        }
+        self.decided: dict[tuple[str, str], set[bytes]] = {}
+        """By run and wait: what its deciders were told, each the fate that counts."""
+        self.numbers = 0
+        for run in RUNS:
+            self._begin(run)
+
+    def _begin(self, run: str) -> None:
+        waits = {"f": ToolWaits([{}]), "g": ToolWaits(client_ms=1000)}
+        begun = EventFrame(0, CONTROL_ATTEMPT, 1, [accepted(waits=waits)])
+        self.wire.run(
+            scripts.accept(
+                KEYS.run(run),
+                KEYS.topic(0, "events"),
+                KEYS.topic(0, "turns"),
+                KEYS.lease(0, "parser"),
+                KEYS.log(run),
+                open_runs=KEYS.open_runs(0),
+                ended_runs=KEYS.ended_runs(0),
+                run=run,
+                accepted_ms=1,
+                ttl_ms=TTL_MS,
+                frame=encode(begun),
+                work=b"w",
+                fields=["request", b"{}"],
+            )
+        )
+        said = [*call(0, "c0", "f", '{"n":1}'), *call(1, "c1", "g", '{"n":2}'), n.Done("tool_use")]
+        self.wire.redis.xadd(KEYS.topic(0, "events"), {run: encode(EventFrame(0, 1, 2, said))})
+
+    # --- who decides ------------------------------------------------------------------------------------------------
+
+    @rule(run=runs, wait=waits, deny=st.booleans(), again=st.booleans())
+    def decide(self, run: str, wait: str, deny: bool, again: bool) -> None:
+        """Somebody decides; ``again``: the same decision arrives twice."""
+        self.numbers += 1
+        what = "approval" if wait == "0.0" else "tool_result"
+        decision = "result" if what == "tool_result" else "deny" if deny else "allow"
+        event = WaitDecided(wait, what, decision, f"d{self.numbers}", "ann", content="mine")
+        for _ in range(1 + again):
+            self._told(run, wait, self.wire.run(scripts.decision(KEYS, run, "", event, at_ms=3)))
+
+    @rule(run=runs, wait=waits, allow=st.booleans())
+    def deadline(self, run: str, wait: str, allow: bool) -> None:
+        """A parser's clock decides, that of a zombie too."""
+        what = "approval" if wait == "0.0" else "tool_result"
+        decision = "allow" if allow and what == "approval" else "deny"
+        event = WaitDecided(wait, what, decision, f"{wait}.deadline", door="deadline", reason="late")
+        self._told(run, wait, self.wire.run(scripts.decision(KEYS, run, "", event, at_ms=4, replies=False)))
+
+    def _told(self, run: str, wait: str, reply: bytes) -> None:
+        if fate := msgspec.json.decode(reply, type=DecisionReply).fate:
+            self.decided.setdefault((run, wait), set()).add(msgspec.json.encode(fate))
+
+    @rule(run=runs)
+    def cancel(self, run: str) -> None:
+        self.wire.run(
+            scripts.cancel(
+                KEYS.run(run),
+                KEYS.topic(0, "events"),
+                KEYS.topic(0, "raw"),
+                KEYS.topic(0, "control"),
+                parser_lease=KEYS.lease(0, "parser"),
+                normalizer_lease=KEYS.lease(0, "normalizer"),
+                run=run,
+                awaited_ms=TTL_MS,
+                frame=encode(EventFrame(0, CONTROL_ATTEMPT, 5, [CancelRequested("enough")])),
+                control_frame=encode(Control(run)),
+            )
+        )
+
+    # --- parsers ----------------------------------------------------------------------------------------------------
+
+    @rule(name=names)
+    def follow(self, name: str) -> None:
+        """A parser takes over from one that is thought dead, and may have a commit under way."""
+        worker = self.workers[name]
+        if worker.part is None:
+            if self.wire.redis.exists(KEYS.lease(0, "parser")):
+                self.wire.redis.hset(KEYS.lease(0, "parser"), "until", 0)
+            if part := worker.take():
+                worker.recall([run for run in RUNS if part.logic.is_open(run)])
+
+    @rule(name=names, count=st.integers(1, 4))
+    def work(self, name: str, count: int) -> None:
+        worker = self.workers[name]
+        if worker.part and not worker.pending:
+            worker.prepare(count)
+
+    @rule(name=names, reply_lost=st.booleans())
+    def commit(self, name: str, reply_lost: bool) -> None:
+        if self.workers[name].pending:
+            self.workers[name].send(reply_lost=reply_lost)
+
+    @rule(name=names)
+    def die(self, name: str) -> None:
+        self.workers[name].crash()
+
+    # --- what holds -------------------------------------------------------------------------------------------------
+
+    def teardown(self) -> None:
+        """Nobody disturbs any more: what was decided has happened, once."""
+        if self.wire.redis.exists(KEYS.lease(0, "parser")):
+            self.wire.redis.hset(KEYS.lease(0, "parser"), "until", 0)
+        last = self.workers["last"]
+        part = last.take()
+        assert part
+        last.recall([run for run in RUNS if part.logic.is_open(run)])
+        while last.prepare(100):
+            assert last.send(reply_lost=False) == "ok"
+        for run in RUNS:
+            self._check(run)
+
+    def _check(self, run: str) -> None:
+        redis = self.wire.redis
+        log = [decode(fields[b"__data__"]) for _, fields in redis.xrange(KEYS.log(run))]
+        works = [
+            tool_decoder.decode(f[run.encode()]) for _, f in redis.xrange(KEYS.topic(0, "tools")) if run.encode() in f
+        ]
+        status = redis.hget(KEYS.run(run), "status")
+        ended = status != b"open"
+        open_waits = {wait for wait, _, _ in CALLS if redis.hexists(KEYS.run(run), f"wait:{wait}")}
+        assert open_waits == {
+            w.decode().partition("/")[2]
+            for w in redis.zrange(KEYS.waiting(0), 0, -1)
+            if w.startswith(f"{run}/".encode())
+        }
+        assert set((redis.hget(KEYS.run(run), "waits") or b"").decode().split()) == open_waits
+        for wait, tool, _ in CALLS:
+            told = self.decided.get((run, wait), set())
+            assert len(told) <= 1, "everybody is told of the same decision"
+            asked = [e for e in log if e.__struct_config__.tag == "waiting" and getattr(e, "wait", "") == wait]
+            resumed = [e for e in log if e.__struct_config__.tag == "resumed" and getattr(e, "wait", "") == wait]
+            ran = [work for work in works if work.name == tool]
+            assert len(asked) <= 1
+            fate = msgspec.json.decode(next(iter(told)), type=WaitFate) if told else None
+            if fate is None:
+                assert (resumed, ran) == ([], [])
+                assert not asked or ended == (wait not in open_waits)
+                continue
+            assert wait not in open_waits
+            if not resumed:
+                raise AssertionError("it was decided, and nothing came of it")
+            assert [(e.decision, e.decision_id) for e in resumed] == [(fate.decision, fate.id)]  # type: ignore[attr-defined]
+            assert len(ran) == (fate.decision == "allow"), "it ran once after an allow, and never after a denial"
+
+
+@pytest.fixture(scope="module")
+def wire() -> Generator[Wire]:
+    with EmbeddedServer(binary=binary(), options={"stream-node-max-entries": "1"}) as server:
+        yield Wire(server.url)
+
+
+@pytest.fixture(autouse=True)
+def short_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints after a few entries, so that runs that wait are restored from one."""
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_SPAN", 300)
+    monkeypatch.setattr(checkpoints, "MAX_CHECKPOINT_SPAN", 600)
+
+
+def explore(wire: Wire, examples: int, *phases: Phase) -> None:
+    run_state_machine_as_test(
+        cast("type[Waits]", type("Model", (Waits,), {"wire": wire})),
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+            database=None,
+            report_multiple_bugs=False,
+            phases=phases or tuple(Phase),
+        ),
+    )
+
+
+@pytest.mark.timeout(0)
+def test_each_wait_has_one_fate(wire: Wire) -> None:
+    explore(wire, EXAMPLES)
+
+
+BROKEN = {
+    "two decisions count": ("if not h[3] and h[1] == 'open' and h[2] then", "if h[1] == 'open' then"),
+    "a decision counts after a cancel": ("h[1] == 'open' and h[2]", "h[2]"),
+    "a wait stays open": ("close_wait(run_key, {unpack(KEYS, indexes_at)}, run, wait)", ""),
+}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_script_is_found(wire: Wire, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    text, instead = BROKEN[what]
+    whole = declared["waits.decide"].script.text
+    assert text in whole
+    monkeypatch.setattr(
+        declared["waits.decide"], "script", LuaScript("waits.decide", lambda: whole.replace(text, instead))
+    )
+    with pytest.raises(AssertionError):
+        explore(wire, 300, Phase.generate)

@@ -1,0 +1,171 @@
+"""Calls that wait for somebody: which do, and what a decision makes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.core.run.script import Story, call, of_type
+from tokenbus.core.run.blocks.block_table import CompleteCall
+from tokenbus.core.run.effects import EndRun, NextTurn, RunTools, Wait
+from tokenbus.core.run.waits import needs_approval, waits_only
+from tokenbus.events import normalized as n
+from tokenbus.events.frames import CancelRequested, ToolReturned, ToolWaits, WaitDecided
+from tokenbus.events.public import BlockComplete, Cancelled, Resumed, Waiting
+from tokenbus.events.waits import Condition, Excluded
+
+ALWAYS = ToolWaits([{}], approval_ms=5_000, schema={"type": "object"})
+BY_CLIENT = ToolWaits(client_ms=7_000, result={"type": "string"})
+
+
+def asked(*, waits: dict[str, ToolWaits], **changes: Any) -> Story:
+    """A turn with the calls of blocks 0 (`f`) and 1 (`g`)."""
+    story = Story(waits=waits, **changes)
+    story.provider(*call(0, "a", "f", '{"n":1}'), *call(1, "b", "g", '{"n":2}'), n.Done("tool_use"))
+    return story
+
+
+def allow(wait: str, arguments: str | None = None) -> WaitDecided:
+    return WaitDecided(wait, "approval", "allow", "d1", "ann", "cli", arguments=arguments)
+
+
+def handed_out(story: Story) -> list[tuple[str, str]]:
+    return [(w.name, w.arguments) for e in story.effects if isinstance(e, RunTools) for w in e.work]
+
+
+def results(story: Story) -> list[tuple[str | None, str | None]]:
+    return [(e.tool_name, e.content) for e in of_type(story.events, BlockComplete) if e.kind == "tool_result"]
+
+
+def test_a_call_that_waits_is_handed_out_once_it_is_allowed() -> None:
+    story = asked(waits={"f": ALWAYS})
+    assert handed_out(story) == [("g", '{"n":2}')], "the other call waits for nobody"
+    (waiting,) = of_type(story.events, Waiting)
+    at_ms = story.at_ms
+    assert (waiting.wait, waiting.what, waiting.block, waiting.arguments) == ("0.0", "approval", 0, '{"n":1}')
+    assert (waiting.deadline_ms, waiting.on_deadline, waiting.schema) == (at_ms + 5_000, "deny", {"type": "object"})
+    assert [e.info.wait for e in story.effects if isinstance(e, Wait)] == ["0.0"]
+    story.reborn()
+    story.control(allow("0.0"))
+    assert handed_out(story)[1:] == [("f", '{"n":1}')]
+    (resumed,) = of_type(story.events, Resumed)
+    assert (resumed.decision, resumed.by, resumed.door, resumed.decision_id) == ("allow", "ann", "cli", "d1")
+    story.control(ToolReturned(0, "one", False), ToolReturned(1, "two", False))
+    assert results(story) == [("f", "one"), ("g", "two")]
+
+
+def test_a_second_decision_changes_nothing() -> None:
+    story = asked(waits={"f": ALWAYS})
+    story.control(allow("0.0"))
+    before = len(story.events), handed_out(story)
+    story.control(allow("0.0"), WaitDecided("0.0", "approval", "deny", "d2", reason="no"), allow("7.0"))
+    assert (len(story.events), handed_out(story)) == before
+
+
+def test_the_model_reads_that_a_call_was_denied_and_why() -> None:
+    story = asked(waits={"f": ALWAYS, "g": ALWAYS})
+    story.control(WaitDecided("1.0", "approval", "deny", "d1", reason="too dear"))
+    assert results(story) == [], "results are published in the order of the calls"
+    story.control(WaitDecided("0.0", "approval", "deny", "d2"))
+    assert results(story) == [
+        ("f", "the call was denied, and did not run"),
+        ("g", "the call was denied, and did not run: too dear"),
+    ]
+    assert handed_out(story) == []
+    assert [e.history is not None for e in story.effects if isinstance(e, NextTurn)] == [True]
+
+
+def test_an_allowed_call_runs_with_the_arguments_that_a_person_gave_it() -> None:
+    story = asked(waits={"f": ALWAYS})
+    story.control(allow("0.0", '{"n":9}'))
+    assert handed_out(story)[1:] == [("f", '{"n":9}')]
+    story.control(ToolReturned(0, "nine", False), ToolReturned(1, "two", False))
+    (turn,) = [e for e in story.effects if isinstance(e, NextTurn)]
+    assert turn.history
+    read = [part.content for part in turn.history[-1].content]  # type: ignore[union-attr]
+    assert read == ['[a person changed the arguments of this call to {"n":9}]\nnine', "two"]
+    assert results(story)[0] == ("f", "nine")
+
+
+def test_a_tool_of_the_client_waits_for_its_result_alone() -> None:
+    story = asked(waits={"f": BY_CLIENT, "g": BY_CLIENT})
+    assert handed_out(story) == []
+    assert [(e.what, e.deadline_ms) for e in of_type(story.events, Waiting)] == [
+        ("tool_result", story.at_ms + 7_000)
+    ] * 2
+    assert waits_only(story.run.state)
+    story.control(WaitDecided("0.0", "tool_result", "result", "d1", content="here"))
+    story.control(WaitDecided("1.0", "tool_result", "deny", "1.0.deadline", door="deadline", reason="too late"))
+    assert results(story) == [("f", "here"), ("g", "too late")]
+
+
+def test_a_tool_of_the_client_may_need_leave_first() -> None:
+    story = asked(waits={"f": ToolWaits([{}], client_ms=7_000)})
+    story.control(allow("0.0"))
+    assert [(e.wait, e.what) for e in of_type(story.events, Waiting)] == [("0.0", "approval"), ("0.1", "tool_result")]
+    story.control(WaitDecided("0.1", "tool_result", "result", "d1", content="here"), ToolReturned(1, "two", False))
+    assert results(story) == [("f", "here"), ("g", "two")]
+
+
+def test_a_cancel_ends_what_is_waited_for() -> None:
+    story = asked(waits={"f": ALWAYS})
+    story.control(CancelRequested("enough"))
+    assert results(story)[0] == ("f", "cancelled")
+    assert isinstance(story.events[-1], Cancelled)
+    assert isinstance(story.effects[-1], EndRun)
+    assert story.control(allow("0.0")) == []
+    assert handed_out(story) == [("g", '{"n":2}')]
+
+
+@pytest.mark.parametrize("arguments", ['{"n":', "[]", "1"])
+def test_a_malformed_call_waits_for_nobody_since_its_worker_refuses_it(arguments: str) -> None:
+    story = Story(waits={"f": ALWAYS})
+    story.provider(*call(0, "a", "f", arguments), n.Done("tool_use"))
+    assert of_type(story.events, Waiting) == []
+    assert handed_out(story) == [("f", arguments)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "waits"),
+    [
+        ('{"amount": 101, "to": {"land": "FR"}}', True),
+        ('{"amount": 100, "to": {"land": "FR"}}', False),
+        ('{"amount": 101, "to": {"land": "DE"}}', False),
+        ('{"amount": 101}', True),
+        ('{"amount": "101", "to": {"land": "FR"}}', True),
+        ('{"amount": true, "to": {"land": "FR"}}', True),
+        ("{}", True),
+        ("", True),
+    ],
+)
+def test_conditions_are_read_so_that_what_is_missing_does_not_go_around_them(arguments: str, *, waits: bool) -> None:
+    rule = {"amount": Condition(exclusive_minimum=100), "to.land": Condition(not_=Excluded(enum=["DE"]))}
+    assert needs_approval(CompleteCall(0, "a", "pay", arguments), [rule]) is waits
+
+
+@pytest.mark.parametrize(
+    ("condition", "value", "waits"),
+    [
+        (Condition(enum=[1]), "1.0", True),
+        (Condition(enum=[1]), "true", False),
+        (Condition(enum=[None]), "null", True),
+        (Condition(enum=[None]), "0", False),
+        (Condition(enum=["a", "b"]), '"b"', True),
+        (Condition(enum=["a", "b"]), '"c"', False),
+        (Condition(minimum=1, maximum=2), "2", True),
+        (Condition(minimum=1, maximum=2), "0", False),
+        (Condition(exclusive_maximum=2), "2", False),
+        (Condition(not_=Excluded(enum=["a"])), '"a"', False),
+        (Condition(not_=Excluded(enum=["a"])), '"b"', True),
+    ],
+)
+def test_each_word_of_a_condition(condition: Condition, value: str, *, waits: bool) -> None:
+    call = CompleteCall(0, "a", "f", f'{{"x": {value}}}')
+    assert needs_approval(call, [{"x": condition}]) is waits
+    assert needs_approval(call, [{"x": condition}, {"x": Condition(enum=["never"])}]) is waits, "one must hold"
+
+
+def test_free_text_fulfils_any_condition() -> None:
+    assert needs_approval(CompleteCall(0, "a", "sh", "ls", free_text=True), [{"x": Condition(enum=[1])}])
+    assert not needs_approval(CompleteCall(0, "a", "sh", "ls", free_text=True), [])
