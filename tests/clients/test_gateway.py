@@ -13,6 +13,8 @@ import httpx
 import pytest
 
 from tests.clients import node
+from tokenbus import Appended
+from tokenbus.events.requests import SessionMessage
 from tokenbus.testing import CutOff, Delivery, ErrorEvent, LocalBus, Reply, Stall, Status, ToolCall, Turn
 
 SOURCES = Path(__file__).parent / "gateway"
@@ -326,6 +328,19 @@ def test_the_page_of_durable_streams_prints_the_text(bus: LocalBus, project: Pat
         published = client.publish(bus.request("paced"))
         done = node.run("durable-streams.1.mjs", cwd=project, env={"GATEWAY": bus.gateway, "RUN": published.id})
     assert (done.returncode, done.stdout) == (0, TEXT), done.stderr
+
+
+def test_the_page_of_durable_streams_writes_into_a_session_once(bus: LocalBus, project: Path) -> None:
+    for _ in range(2):  # the second time it is the same append of the same producer
+        done = node.run("durable-streams.2.mjs", cwd=project, env={"GATEWAY": bus.gateway})
+        assert done.returncode == 0, done.stderr
+    with bus.sync_client() as client:
+        asked = [
+            event.item
+            for step in client.session("rain").follow(live=False)
+            if isinstance(event := step.event, Appended)
+        ]
+    assert asked == [SessionMessage(content="Is it raining in Bonn?")]
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,9 @@
-"""A writer of Durable Streams in front of the gateway, for the protocol's conformance suite alone.
+"""Streams of the suite in front of the gateway, for the conformance suite of Durable Streams alone.
 
-The gateway serves run logs for reading, and every test of the suite makes its stream first. So this writes a stream's
-messages as events of a run's log, and its end as the run's. A read is the gateway's own answer, status and headers as
-they are: only the events of its body are taken apart into the messages that were written.
+The gateway serves run logs for reading, and every test of the suite makes its stream first. So `Writer` writes a
+stream's messages as events of a run's log, and its end as the run's. Sessions are written through the gateway, so
+`SessionStreams` only puts a stream's messages, of any type, into texts. In both, every answer is the gateway's own,
+status and headers as they are: only the events of a body are taken apart into the messages that were written.
 """
 
 from __future__ import annotations
@@ -173,6 +174,71 @@ class Writer:
         if not messages and request.query_params.get("live") == "long-poll":
             return Response(status_code=204, headers=headers)  # the end alone, which is no message
         return Response(stream.body(messages), 200, headers)
+
+
+class SessionStreams(Writer):
+    """Each stream is a session of the model, whose first run never ends: all that follows waits."""
+
+    def __init__(self, gateway: str, redis_url: str, keys: Keys, *, model: str) -> None:
+        super().__init__(gateway, redis_url, keys)
+        self._model = model
+
+    async def _make(self, request: Request) -> Response:
+        name, kind = request.path_params["name"], request.headers.get("content-type", "application/octet-stream")
+        known = self._streams.get(name)
+        stream = known or SessionStream(name, kind)
+        answer = await self._sent(request, stream, kind, f"?model={self._model}")
+        if answer.status_code == 201:
+            self._streams[name] = stream
+            answer.headers["location"] = str(request.url)
+        return answer
+
+    async def _append(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        stream = self._streams.get(name) or SessionStream(name, "text/plain")
+        return await self._sent(request, stream, request.headers.get("content-type", ""))
+
+    async def _delete(self, request: Request) -> Response:
+        stream = self._streams.pop(request.path_params["name"], None)
+        answer = await self._http.delete(f"/v1/stream/{stream.run if stream else 'sessions/nobody'}")
+        return Response(answer.content, answer.status_code, _without(answer.headers))
+
+    async def _sent(self, request: Request, stream: Stream, kind: str, query: str = "") -> Response:
+        """The gateway's answer to a writer."""
+        body = await request.body()
+        same = kind.partition(";")[0].strip().lower() == stream.content_type.partition(";")[0].strip().lower()
+        try:
+            messages = stream.messages_of(body)
+            texts = [msgspec.json.encode(each).decode() if stream.is_json else each for each in messages]
+            content = msgspec.json.encode(texts) if body else b""
+        except msgspec.DecodeError:
+            content = body
+        headers = {n: v for n, v in request.headers.items() if n.startswith(("producer-", "stream-"))}
+        headers["content-type"] = "application/json" if same else "application/x-other"
+        answer = await self._http.request(
+            request.method, f"/v1/stream/{stream.run}{query}", content=content, headers=headers
+        )
+        told = {
+            **_without(answer.headers),
+            **({"content-type": stream.content_type} if request.method == "PUT" else {}),
+        }
+        return Response(answer.content, answer.status_code, told)
+
+
+class SessionStream(Stream):
+    """Its messages are the texts that were appended to a session."""
+
+    def __init__(self, name: str, content_type: str) -> None:
+        super().__init__(name, content_type)
+        self.run = f"sessions/{self.run}"
+
+    def written(self, events: list[Any]) -> list[Any]:
+        texts = [event["item"]["content"] for event in events if event["type"] == "appended"]
+        return [msgspec.json.decode(text) for text in texts] if self.is_json else texts
+
+
+def _without(headers: Any) -> dict[str, str]:
+    return {n: v for n, v in headers.items() if n not in _OWN}
 
 
 async def _frames(stream: Stream, answer: httpx.Response) -> AsyncGenerator[bytes]:

@@ -74,6 +74,8 @@ class Gateway:
         self.metrics = metrics
         self._spans = spans
         self.forwarder = Forwarder(settings, access, spans, runs)
+        self.keep_session_s = settings.retention.session_s
+        """How long a session is kept after its last event."""
         self.conversations = ConversationStore(runs.server, settings)
         self._blobs = loader_of(settings.blobs)
         self.media = InlineMedia(self._blobs, FairShare(settings.gateway.media_bytes))

@@ -19,11 +19,11 @@ from tokenbus.events.sessions import session_run
 from tokenbus_services.gateway import idempotency
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway
+from tokenbus_services.gateway.known_answers import KnownAnswer, KnownAnswers, session_named
 from tokenbus_services.gateway.routes.session_routes import surface_routes
 from tokenbus_services.gateway.runs import not_found
 from tokenbus_services.gateway.session_answers import SessionAnswer
 from tokenbus_services.gateway.session_door import Said
-from tokenbus_services.gateway.sessions import KnownAnswer, KnownAnswers, session_named
 from tokenbus_services.gateway.surfaces.ag_ui import AgUiSurface
 from tokenbus_services.gateway.surfaces.ag_ui.request import AgUiEcho
 from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayRequest

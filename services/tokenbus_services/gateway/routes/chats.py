@@ -7,9 +7,9 @@ import msgspec
 from tokenbus.events.public import PublicEvent
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway
+from tokenbus_services.gateway.known_answers import KnownAnswer, KnownAnswers, session_named
 from tokenbus_services.gateway.session_answers import SessionAnswer
 from tokenbus_services.gateway.session_door import Said
-from tokenbus_services.gateway.sessions import KnownAnswer, KnownAnswers, session_named
 from tokenbus_services.gateway.surfaces.ai_sdk_ui import AiSdkUiSurface
 from tokenbus_services.gateway.surfaces.ai_sdk_ui.request import UiEcho
 from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayRequest

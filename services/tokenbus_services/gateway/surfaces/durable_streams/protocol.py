@@ -1,20 +1,22 @@
 """Offsets, cursors, headers and bodies of the protocol. Pure.
 
-An offset is the number of events before it, in 16 digits, so offsets compare as texts. The log of a run that is over is
-a closed stream.
+An offset of a run's log is the number of events before it, in 16 digits, so offsets compare as texts; the log of a run
+that is over is a closed stream. An offset of a session is its cursor in digits that compare as texts; it never closes.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Literal, cast
 
 import msgspec
 
 from tokenbus.events.public import PublicEvent, UnknownEvent, encode
-from tokenbus_services.gateway.problem import Problem, invalid
+from tokenbus.events.sessions import AnySessionEvent
+from tokenbus_services.gateway.problem import Problem, Refusal, invalid
 from tokenbus_services.gateway.surfaces.contract import Answer
+from tokenbus_services.gateway.surfaces.fields import check_size, is_whole, not_json
 
 START, NOW = "-1", "now"
 CURSOR_EPOCH_S = 1_728_432_000
@@ -22,6 +24,7 @@ CURSOR_EPOCH_S = 1_728_432_000
 CURSOR_INTERVAL_S = 20
 MAX_PAGE = 1000
 """Events in one answer."""
+MAX_PRODUCER_CHARS = 256
 SAFE_HEADERS = {"x-content-type-options": "nosniff", "cross-origin-resource-policy": "same-origin"}
 
 Live = Literal["long-poll", "sse"]
@@ -30,34 +33,35 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Ask(msgspec.Struct, frozen=True):
-    offset: int | None
-    """None: the current tail."""
+    offset: str
+    """`START`, `NOW`, or one of the stream."""
     live: Live | None
     cursor: int | None
 
 
-class LogPage(msgspec.Struct, frozen=True, kw_only=True):
-    start: int
-    events: Sequence[PublicEvent]
-    tail: int
-    """Number of events on the log."""
-    closed: bool
-    """The log has its last event."""
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """Messages of a stream from one offset to another."""
 
-    @property
-    def next(self) -> int:
-        """The offset after these events."""
-        return self.start + len(self.events)
+    start: str
+    next: str
+    items: Sequence[bytes]
+    """Each as JSON."""
+    up_to_date: bool = False
+    """They reach the stream's end."""
+    ended: bool = False
+    """No message can follow."""
 
-    @property
-    def up_to_date(self) -> bool:
-        """Whether they reach the log's end."""
-        return self.next >= self.tail
 
-    @property
-    def ended(self) -> bool:
-        """Whether no event can follow."""
-        return self.closed and self.up_to_date
+def log_page(start: int, events: Sequence[PublicEvent], *, tail: int, closed: bool) -> Page:
+    """Events of a run's log. ``tail``: how many it has. ``closed``: it has its last one."""
+    up_to_date = start + len(events) >= tail
+    return Page(
+        start=offset_text(start),
+        next=offset_text(start + len(events)),
+        items=[_json(event) for event in events],
+        up_to_date=up_to_date,
+        ended=closed and up_to_date,
+    )
 
 
 def asked(query: Sequence[tuple[str, str]]) -> Ask:
@@ -73,17 +77,81 @@ def asked(query: Sequence[tuple[str, str]]) -> Ask:
         raise invalid("offset", f"live={live} needs an offset")
     cursor = named.get("cursor", "")
     known = int(cursor) if re.fullmatch(r"[0-9]{1,15}", cursor) else None
-    return Ask(_offset(offsets[0]) if offsets else 0, live, known)
+    return Ask(offsets[0] if offsets else START, live, known)
 
 
-def _offset(value: str) -> int | None:
-    if value == START:
+def position(offset: str) -> int | None:
+    """The number of events before an offset of a run's log; None: the current tail. Raises Refusal."""
+    if offset == START:
         return 0
-    if value == NOW:
+    if offset == NOW:
         return None
-    if not _OFFSET.fullmatch(value):
-        raise invalid("offset", "must be -1, now, or an offset of this stream")
-    return int(value)
+    if not _OFFSET.fullmatch(offset):
+        raise wrong_offset()
+    return int(offset)
+
+
+def wrong_offset() -> Refusal:
+    """It is no offset of this stream."""
+    return invalid("offset", "must be -1, now, or an offset of this stream")
+
+
+class Producer(msgspec.Struct, frozen=True):
+    """Who appends, so that it is done once."""
+
+    id: str
+    epoch: int
+    seq: int
+
+
+def producer_in(headers: Mapping[str, str]) -> Producer | None:
+    """The idempotent producer of a request. Raises Refusal."""
+    given = [headers.get(f"producer-{name}") for name in ("id", "epoch", "seq")]
+    if given == [None] * 3:
+        return None
+    name, epoch, seq = (each or "" for each in given)
+    if not 0 < len(name) <= MAX_PRODUCER_CHARS or not is_whole(epoch) or not is_whole(seq):
+        why = "Producer-Id, Producer-Epoch and Producer-Seq are given together: a name and two whole numbers"
+        raise invalid("Producer-Id", why)
+    return Producer(name, int(epoch), int(seq))
+
+
+Verdict = Literal["new", "known"]
+
+
+def judged(asked: Producer, epoch: int, seq: int) -> Verdict:
+    """Whether an append is the producer's next one, after its last accepted one (-1: none). Raises Refusal."""
+    if asked.epoch < epoch:
+        raise _fenced(403, "stale_epoch", "another producer has taken over with a newer epoch", epoch=epoch)
+    if asked.epoch > epoch and asked.seq != 0:
+        raise invalid("Producer-Seq", "a new epoch begins with 0")
+    if asked.epoch == epoch and asked.seq <= seq:
+        return "known"
+    if asked.epoch == epoch and asked.seq != seq + 1:
+        expected = {"expected_seq": seq + 1, "received_seq": asked.seq}
+        raise _fenced(409, "sequence_gap", "an append of this producer is missing before this one", **expected)
+    return "new"
+
+
+def _fenced(status: int, code: str, why: str, **told: int) -> Refusal:
+    headers = {f"producer-{name.replace('_', '-')}": str(number) for name, number in told.items()}
+    kind = "auth" if status == 403 else "invalid_request"
+    return Refusal(Problem(status=status, code=code, message=why, kind=kind, headers=headers))
+
+
+def messages_in(body: bytes) -> list[object]:
+    """The messages of an append: the elements of an array, or the value itself. Raises Refusal."""
+    if not body:
+        raise invalid(None, "the body is empty")
+    check_size(body)
+    try:
+        value: object = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        raise not_json(str(e)) from None
+    found = cast("list[object]", value) if isinstance(value, list) else [value]
+    if not found:
+        raise invalid(None, "an empty array has no message")
+    return found
 
 
 def cursor_of(now_s: float, known: int | None) -> int:
@@ -92,9 +160,9 @@ def cursor_of(now_s: float, known: int | None) -> int:
     return current if known is None or known < current else known + 1
 
 
-def headers_of(page: LogPage, *, etag: str | None = None, cursor: int | None = None) -> dict[str, str]:
+def headers_of(page: Page, *, etag: str | None = None, cursor: int | None = None) -> dict[str, str]:
     """The headers of an answer. Logs belong to tenants, so no cache that several share may keep one."""
-    headers = {**SAFE_HEADERS, "cache-control": "no-store", "stream-next-offset": _offset_text(page.next)}
+    headers = {**SAFE_HEADERS, "cache-control": "no-store", "stream-next-offset": page.next}
     if page.up_to_date:
         headers["stream-up-to-date"] = "true"
     if page.ended:
@@ -106,28 +174,28 @@ def headers_of(page: LogPage, *, etag: str | None = None, cursor: int | None = N
     return headers
 
 
-def etag_of(run: str, page: LogPage) -> str:
+def etag_of(stream: str, page: Page) -> str:
     """Changes with what the answer would hold."""
-    return f'"{run}:{page.start}:{page.next}{":c" if page.ended else ""}"'
+    return f'"{stream}:{page.start}:{page.next}{":c" if page.ended else ""}"'
 
 
-def body_of(events: Sequence[PublicEvent]) -> bytes:
-    """The events as a JSON array."""
-    return b"[" + b",".join(_json(event) for event in events) + b"]"
+def body_of(page: Page) -> bytes:
+    """The messages as a JSON array."""
+    return b"[" + b",".join(page.items) + b"]"
 
 
-def sse_of(page: LogPage, cursor: int) -> bytes:
-    """The events, if there are any, and the control event that follows them. There is no blank after `data:`: the
+def sse_of(page: Page, cursor: int) -> bytes:
+    """The messages, if there are any, and the control event that follows them. There is no blank after `data:`: the
     protocol's conformance suite reads only that form.
     """
-    control: dict[str, object] = {"streamNextOffset": _offset_text(page.next)}
+    control: dict[str, object] = {"streamNextOffset": page.next}
     if not page.ended:
         control["streamCursor"] = str(cursor)
     if page.up_to_date:
         control["upToDate"] = True
     if page.ended:
         control["streamClosed"] = True
-    data = b"event: data\ndata:" + body_of(page.events) + b"\n\n" if page.events else b""
+    data = b"event: data\ndata:" + body_of(page) + b"\n\n" if page.items else b""
     return data + b"event: control\ndata:" + _encode(control) + b"\n\n"
 
 
@@ -140,11 +208,16 @@ def broken(problem: Problem) -> bytes:
 
 def refusal(problem: Problem) -> Answer:
     fields = {"code": problem.code, "message": problem.message}
-    return Answer(status=problem.status, body=_encode({"error": fields}), headers=SAFE_HEADERS)
+    return Answer(status=problem.status, body=_encode({"error": fields}), headers={**SAFE_HEADERS, **problem.headers})
 
 
-def _offset_text(offset: int) -> str:
+def offset_text(offset: int) -> str:
     return f"{offset:016d}"
+
+
+def session_item(event: AnySessionEvent | PublicEvent) -> bytes:
+    """An event of a session or of one of its runs, as JSON."""
+    return _encode(event.fields) if isinstance(event, UnknownEvent) else _encode(event)
 
 
 def _json(event: PublicEvent) -> bytes:
