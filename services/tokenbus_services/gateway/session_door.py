@@ -241,6 +241,8 @@ class SessionDoor:
         generate = request_from(given)
         assert isinstance(generate, Generate)
         check_open(msgspec.structs.replace(generate, messages=said), caller.rules)
+        if not item.run:  # nothing begins
+            return await session.append(item, append=append, metadata=_own(metadata)), {}
         admission = await self._admitted(caller, surface, session, append, generate)
         hold = _hold(session, append)
         asked = msgspec.structs.replace(generate, id=hold)

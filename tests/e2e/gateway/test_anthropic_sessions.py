@@ -132,6 +132,47 @@ def test_a_tool_of_the_deployment_runs_between_two_requests_of_the_model(client:
     assert [event.type for event in seen].count("span.model_request_end") == 2
 
 
+def test_a_clients_own_tools_are_answered_together_and_the_run_goes_on(
+    client: anthropic.Anthropic, bus: LocalBus
+) -> None:
+    calls = tuple(ToolCall(name="place", arguments={"of": name}) for name in ("Ann", "Bob"))
+    bus.model_says("owns", Reply(text="I look.", tool_calls=calls), "Bonn and Rome.")
+    schema: Any = {"type": "object", "properties": {"of": {"type": "string"}}}
+    tool: Any = {"type": "custom", "name": "place", "description": "Where somebody is", "input_schema": schema}
+    session = session_of(client, "anthropic/owns", tools=[tool])
+    assert [found.name for found in session.agent.tools] == ["place"]
+    events = client.beta.sessions.events
+    with events.stream(session.id) as stream:
+        events.send(session.id, events=[SAID])
+        seen = until_idle(stream)
+        uses = [event for event in seen if event.type == "agent.custom_tool_use"]
+        assert [use.input for use in uses] == [{"of": "Ann"}, {"of": "Bob"}]
+        assert (seen[-1].stop_reason.type, seen[-1].stop_reason.event_ids) == (
+            "requires_action",
+            [use.id for use in uses],
+        )
+        answers: list[Any] = [
+            {
+                "type": "user.custom_tool_result",
+                "custom_tool_use_id": use.id,
+                "content": [{"type": "text", "text": place}],
+            }
+            for use, place in zip(uses, ("Bonn", "Rome"), strict=True)
+        ]
+        first = events.send(session.id, events=answers[:1])
+        assert [event.custom_tool_use_id for event in first.data or () if event.type == "user.custom_tool_result"] == [
+            uses[0].id
+        ]
+        with pytest.raises(anthropic.BadRequestError, match="waits"):
+            events.send(session.id, events=answers[:1])
+        events.send(session.id, events=answers[1:])
+        seen = until_idle(stream)
+    assert (said(seen), seen[-1].stop_reason.type) == (["Bonn and Rome."], "end_turn")
+    told = [event.custom_tool_use_id for event in events.list(session.id) if event.type == "user.custom_tool_result"]
+    assert set(told) == {use.id for use in uses}
+    assert "Rome" in str(bus.requests[-1]["messages"][-1])
+
+
 def test_an_interrupt_ends_the_run_and_what_was_said_meanwhile_is_answered(client: anthropic.Anthropic) -> None:
     session = client.beta.sessions.create(agent="anthropic/slow", environment_id="env_x", initial_events=[SAID])
     events = client.beta.sessions.events

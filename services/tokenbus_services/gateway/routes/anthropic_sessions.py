@@ -21,7 +21,17 @@ from starlette.routing import BaseRoute, Route
 from tokenbus import SessionStep
 from tokenbus.client.sessions.listing import list_sessions, session_filter
 from tokenbus.errors import SessionNotFound
-from tokenbus.events.requests import Configure, Delete
+from tokenbus.events.public import BlockComplete
+from tokenbus.events.requests import (
+    Configure,
+    Delete,
+    Interrupt,
+    Message,
+    SessionMessage,
+    ToolCallPart,
+    ToolResultPart,
+)
+from tokenbus.events.sessions import session_run
 from tokenbus_services.gateway import idempotency
 from tokenbus_services.gateway.answers import asgi
 from tokenbus_services.gateway.callers import Caller
@@ -226,14 +236,55 @@ class _Sessions:
         of_key = idempotency.run_of(caller.tenant, key, f"events of {name}") if key else None
         headers: dict[str, str] = {}
         sent: list[Json] = []
-        for n, item in enumerate(items):
+        for n, item in enumerate(await self._with_calls(caller, name, items)):
             event = f"{sessions.EVENT}{of_key}.{n}" if of_key else _new_event()
             receipt, headers_of_it = await self._door.append(caller, self.surface.name, name, item, append=event)
             headers |= headers_of_it
             if receipt.fate.state == "returned" and receipt.fate.reason != "nothing_open":
                 raise _returned(f"events[{n}]", str(receipt.fate.reason))
-            sent.append(sessions.sent_shown(item, event))
+            sent += sessions.sent_shown(item, event)
         return _json({"data": sent}, headers)
+
+    async def _with_calls(
+        self, caller: Caller, name: str, items: list[SessionMessage | Interrupt]
+    ) -> list[SessionMessage | Interrupt]:
+        """The items, with the model's call of each result. The next run begins with the last result that is owed, so
+        those that follow each other are one append. Raises Refusal.
+        """
+        found: list[SessionMessage | Interrupt] = []
+        owed: set[str] | None = None
+        for n, item in enumerate(items):
+            if isinstance(item, Interrupt) or not item.messages:
+                found.append(item)
+                continue
+            if owed is None:
+                owed = _unanswered(await self._door.messages(caller, name))
+            (message,) = item.messages
+            call = await self._call(str(message.id))
+            if call not in owed:
+                why = "nothing in this session waits for the result of this event"
+                raise invalid(f"events[{n}].custom_tool_use_id", why)
+            owed.discard(call)
+            parts = [
+                msgspec.structs.replace(part, tool_id=call) for part in cast("list[ToolResultPart]", message.content)
+            ]
+            message = msgspec.structs.replace(message, content=[*parts])
+            before = found[-1] if found and isinstance(found[-1], SessionMessage) else None
+            results = before.messages if before else []
+            if results:
+                found.pop()
+            found.append(SessionMessage(messages=[*results, message], run=not owed))
+        return found
+
+    async def _call(self, event: str) -> str:
+        """The call of an event `agent.custom_tool_use`; empty if there is none."""
+        run, _, block = event.removeprefix(sessions.EVENT).rpartition(".")
+        if session_run(run) is None:
+            return ""
+        for each in await self._gateway.runs.stored(run):
+            if isinstance(each, BlockComplete) and each.kind == "tool_call" and str(each.block) == block:
+                return each.tool_id or ""
+        return ""
 
     async def events(self, request: Request) -> Response:
         """A page of the events that are stored."""
@@ -248,7 +299,8 @@ class _Sessions:
         if not is_whole(page) or not is_whole(limit) or not 0 < int(limit) <= MOST_EVENTS:
             raise invalid("limit" if is_whole(page) else "page", "is no page of events")
         name, first, count = request.path_params["id"], int(page), int(limit)
-        fold = sessions.SessionEvents((await self._door.info(caller, name)).begun_ms)
+        own_tools = sessions.has_own_tools(await self._door.configuration(caller, name))
+        fold = sessions.SessionEvents((await self._door.info(caller, name)).begun_ms, own_tools=own_tools)
         found: list[Json] = []
         steps = await self._door.follow(caller, name, after=None, live=False)
         async with aclosing(steps):
@@ -272,7 +324,8 @@ class _Sessions:
                 )
         info = await self._door.info(caller, name)
         steps = await self._door.follow(caller, name, after=await self._door.now(caller, name), live=True)
-        fold = sessions.SessionEvents(info.last_ms, previews=frozenset(previews))
+        own_tools = sessions.has_own_tools(await self._door.configuration(caller, name))
+        fold = sessions.SessionEvents(info.last_ms, own_tools=own_tools, previews=frozenset(previews))
         times = self._gateway.times
 
         async def check() -> None:
@@ -308,6 +361,13 @@ async def _until_deleted(steps: AsyncGenerator[SessionStep]) -> AsyncGenerator[S
                 yield step
     except SessionNotFound:
         yield None
+
+
+def _unanswered(messages: list[Message]) -> set[str]:
+    """The calls of a conversation that have no result."""
+    parts = [part for message in messages if isinstance(message.content, list) for part in message.content]
+    answered = {part.tool_id for part in parts if isinstance(part, ToolResultPart)}
+    return {part.tool_id for part in parts if isinstance(part, ToolCallPart)} - answered
 
 
 def _frame(event: Json) -> bytes:

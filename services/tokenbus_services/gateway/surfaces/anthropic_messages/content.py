@@ -61,6 +61,11 @@ def user_content(fields: Fields) -> str | list[ContentPart]:
     return _content(fields, said)
 
 
+def result_of(block: Fields) -> ToolResultPart:
+    """Read what a client says a call has given: `tool_use_id`, `content`, `is_error`. Raises Refusal."""
+    return _tool_result(block)
+
+
 def system_of(body: Fields) -> list[TextPart]:
     """Read the system prompt: a string or text blocks. Raises Refusal."""
     if body.is_text("system"):

@@ -43,12 +43,13 @@ from tokenbus.events.requests import (
     SessionMessage,
     TextPart,
     Tool,
+    ToolResultPart,
     UrlSource,
 )
 from tokenbus.events.sessions import AnySessionEvent, Appended, Configured, Delivered, Returned, RunEnded, SessionInfo
 from tokenbus.events.usage import Usage
 from tokenbus_services.gateway.problem import invalid, of_end, unsupported
-from tokenbus_services.gateway.surfaces.anthropic_messages.content import user_content
+from tokenbus_services.gateway.surfaces.anthropic_messages.content import result_of, user_content
 from tokenbus_services.gateway.surfaces.contract import GatewayRequest, TranslationRules
 from tokenbus_services.gateway.surfaces.fields import Fields, Json
 from tokenbus_services.gateway.surfaces.hosted import Steps, output_value
@@ -181,15 +182,21 @@ def note_of(config: Configure) -> Note:
 
 
 def read_event(fields: Fields) -> SessionMessage | Interrupt:
-    """What a client sends to a session. Raises Refusal."""
+    """What a client sends to a session; a result's call has the id of its event until the call is known. Raises
+    Refusal.
+    """
     match fields.needed("type", fields.text("type")):
         case "user.message":
             return SessionMessage(content=user_content(fields))
         case "user.interrupt":
             fields.only("session_thread_id", why="names a thread; a session has one")
             return Interrupt()
-        case "user.tool_confirmation" | "user.tool_result" | "user.custom_tool_result" as kind:
-            # Waiting for a person or a client is a state of runs of its own (issue 33): its answers go here.
+        case "user.custom_tool_result":
+            use = fields.needed("custom_tool_use_id", fields.text("custom_tool_use_id"))
+            fields.put("tool_use_id", use)
+            return SessionMessage(messages=[Message(role="tool", id=use, content=[result_of(fields)])])
+        case "user.tool_confirmation" | "user.tool_result" as kind:
+            # A run that waits for a person (issue 33) is answered here.
             raise invalid(fields.path("type"), f"nothing in this session waits for a {kind!r}")
         case other:
             raise unsupported(fields.path("type"), f"events of type {other[:100]!r} are not supported")
@@ -209,6 +216,12 @@ def _model(body: Fields) -> tuple[str, str | None]:
 
 def _tool(fields: Fields) -> Tool:
     kind = fields.needed("type", fields.text("type"))
+    if kind == "custom":
+        return Tool(
+            name=fields.needed("name", fields.text("name")),
+            description=fields.text("description"),
+            parameters=fields.needed("input_schema", fields.json("input_schema")),
+        )
     why = "the deployment's tools are named in `tokenbus.tools`, or by the header x-tokenbus-tools"
     raise unsupported(fields.path("type"), f"tools of type {kind[:100]!r} are not supported here; {why}")
 
@@ -285,13 +298,29 @@ def environment_shown(name: str, environment: str) -> Json:
     }
 
 
-def sent_shown(item: SessionMessage | Interrupt, event: str, at_ms: int | None = None) -> Json:
-    """An event that a client sent; without ``at_ms`` it has not taken effect yet."""
-    processed = None if at_ms is None else time_text(at_ms)
+def sent_shown(item: SessionMessage | Interrupt, event: str, at_ms: int | None = None) -> list[Json]:
+    """What a client sent with one append; without ``at_ms`` it has not taken effect yet."""
+    at = {"processed_at": None if at_ms is None else time_text(at_ms)}
     if isinstance(item, Interrupt):
-        return {"id": event, "type": "user.interrupt", "processed_at": processed}
-    kind = "system.message" if item.role == "system" else "user.message"
-    return {"id": event, "type": kind, "content": _blocks(item.content), "processed_at": processed}
+        return [{"id": event, "type": "user.interrupt", **at}]
+    said = item.messages or [Message(role=item.role, content=item.content)]
+    shown: list[Json] = []
+    for n, message in enumerate(said):
+        name = event if len(said) == 1 else f"{event}.{n}"
+        result = message.content[0] if message.role == "tool" and isinstance(message.content, list) else None
+        if isinstance(result, ToolResultPart):
+            about = {"custom_tool_use_id": message.id or "", "is_error": result.is_error}
+            content = _blocks(cast("str | list[ContentPart]", result.content))
+            shown.append({"id": name, "type": "user.custom_tool_result", "content": content, **about, **at})
+        elif message.role in ("user", "system"):
+            kind = "system.message" if message.role == "system" else "user.message"
+            shown.append({"id": name, "type": kind, "content": _blocks(message.content), **at})
+    return shown
+
+
+def has_own_tools(config: Configure) -> bool:
+    """Whether the client runs the calls of the session's model."""
+    return config.request.get("max_tool_depth") == 0
 
 
 def _session_agent(agent: Agent, config: Configure) -> Json:
@@ -304,12 +333,21 @@ def _session_agent(agent: Agent, config: Configure) -> Json:
         "description": agent.description,
         "model": {"id": agent.model, **effort},
         "system": config.request.get("system"),
-        "tools": [],
+        "tools": [_tool_shown(tool) for tool in _tools_of(config)],
         "mcp_servers": [],
         "skills": [],
         "multiagent": None,
         "execution_identity": {"type": "service_account"},
     }
+
+
+def _tools_of(config: Configure) -> list[Tool]:
+    return msgspec.convert(config.request.get("tools", []), list[Tool]) if has_own_tools(config) else []
+
+
+def _tool_shown(tool: Tool) -> Json:
+    schema = {"type": "object", **tool.parameters}
+    return {"type": "custom", "name": tool.name, "description": tool.description or "", "input_schema": schema}
 
 
 def _blocks(content: str | list[ContentPart]) -> list[Json]:
@@ -344,9 +382,12 @@ class SessionEvents:
     before it: a run's own events have none.
     """
 
-    def __init__(self, at_ms: int, *, previews: frozenset[str] = frozenset()) -> None:
-        """``at_ms``: until the first event of the session. ``previews``: which events are shown while they are made."""
+    def __init__(self, at_ms: int, *, own_tools: bool, previews: frozenset[str] = frozenset()) -> None:
+        """``at_ms``: until the first event of the session. ``own_tools``: the client runs the model's calls.
+        ``previews``: which events are shown while they are made.
+        """
         self._at_ms = at_ms
+        self._own_tools = own_tools
         self._previews = previews
         self._waiting: dict[str, SessionMessage | Interrupt] = {}
         self._run: _RunEvents | None = None
@@ -360,11 +401,11 @@ class SessionEvents:
                 return []
             case Appended(append=append, item=SessionMessage() | Interrupt() as item):
                 self._at_ms, self._waiting[append] = event.at_ms, item
-                return [sent_shown(item, append)]
+                return sent_shown(item, append)
             case Delivered(append=append):
                 self._at_ms = event.at_ms
                 item = self._waiting.pop(append, None)
-                shown = [sent_shown(item, append, event.at_ms)] if item else []
+                shown = sent_shown(item, append, event.at_ms) if item else []
                 return shown if isinstance(item, Interrupt) else [*self._began(event), *shown]
             case RunEnded():
                 self._at_ms = event.at_ms
@@ -382,12 +423,12 @@ class SessionEvents:
     def _began(self, event: Delivered) -> list[Json]:
         if event.run is None or event.turn or (self._run and self._run.id == event.run):
             return []
-        self._run = _RunEvents(event.run, self._previews)
+        self._run = _RunEvents(event.run, self._previews, own_tools=self._own_tools)
         return [self._status("running", f"{event.run}.running")]
 
     def _of_run(self, event: PublicEvent) -> list[Json]:
         if self._run is None or self._run.id != event.run:
-            self._run = _RunEvents(event.run, self._previews)
+            self._run = _RunEvents(event.run, self._previews, own_tools=self._own_tools)
         found = self._run.feed(event)
         if isinstance(event, TERMINAL):
             self._stop = self._run.stop
@@ -412,8 +453,11 @@ class SessionEvents:
 class _RunEvents:
     """The events of one run. Calls are told once their turn is over: a retry may void them."""
 
-    def __init__(self, run: str, previews: frozenset[str]) -> None:
+    def __init__(self, run: str, previews: frozenset[str], *, own_tools: bool) -> None:
         self.id = run
+        self._own_tools = own_tools
+        self._owed: list[str] = []
+        """The events of calls that the client runs."""
         self.stop: Json = {"type": "end_turn"}
         self._previews = previews
         self._settling = Settling(hold_thinking=True, hold_calls=True)
@@ -463,6 +507,10 @@ class _RunEvents:
                 return [{"type": "agent.message", "id": name, "content": [_text(event.content)]}]
             case "thinking" if not event.cut:
                 return [{"type": "agent.thinking", "id": name}]
+            case "tool_call" if not event.cut and self._own_tools:
+                self._owed.append(name)
+                about = {"name": event.tool_name or "", "input": event.input or {}}
+                return [{"type": "agent.custom_tool_use", "id": name, **about}]
             case "tool_call" if not event.cut:
                 return [self._use(event.tool_id or name, event.tool_name or "", event.input or {}, name)]
             case "tool_result":
@@ -501,6 +549,8 @@ class _RunEvents:
             out.append({"type": "session.error", "id": self._name("error"), "error": {**error, **retry}})
         elif event.finish in _REFUSED:
             self.stop = {"type": "refusal"}
+        elif isinstance(event, Completed) and self._owed:
+            self.stop = {"type": "requires_action", "event_ids": self._owed}
         return out
 
     def _close(self, usage: Usage | None, *, failed: bool = False) -> list[Json]:
