@@ -102,7 +102,7 @@ def test_items_are_added_read_referred_to_and_removed(bus: LocalBus, client: ope
         client.conversations.items.retrieve(names[1], conversation_id=begun.id)
     # As the AI SDK does: what the conversation has is there once, what another response has is put in its place.
     other = client.responses.create(model=MODEL, input="Elsewhere.")
-    reference: list[Any] = [{"type": "item_reference", "id": name} for name in (names[0], other.output[-1].id)]
+    reference: list[Any] = [{"type": "item_reference", "id": names[0]}, {"id": other.output[-1].id}]
     said: Any = {"type": "message", "role": "user", "content": "Go on."}
     client.responses.create(model=MODEL, input=[*reference, said], conversation=begun.id)
     assert sent(bus) == [("user", "fact 0"), ("user", "fact 2"), ("assistant", "one"), ("user", "Go on.")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Collection, Sequence
@@ -26,6 +27,8 @@ PATHS = ("/v1/conversations", "/conversations")
 MOST_GIVEN = 20
 """Items that one request may add, as at OpenAI."""
 MOST_METADATA, MOST_NAME, MOST_VALUE = 16, 64, 512
+REFERENCE = re.compile(rb'"item_reference"|\{\s*"id"\s*:\s*"[^"]*"\s*\}')
+"""In a body that may name items by their ids."""
 PREFIXES = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 
 
@@ -63,10 +66,16 @@ async def continued(store: ConversationStore, caller: Caller, body: Json) -> tup
     if isinstance(asked, str):
         asked = [{"type": "message", "role": "user", "content": asked}]
     there = {item["id"] for item in conversation.items}
-    own = [
-        item for item in _objects("input", asked) if item.get("type") != "item_reference" or item.get("id") not in there
-    ]
+    own = [item for item in _objects("input", asked) if reference_in(item) not in there]
     return name, conversation.items, own
+
+
+def reference_in(item: object) -> str | None:
+    """The id in an `item_reference`, which needs no type; None for any other item."""
+    given = cast("Json", item) if isinstance(item, dict) else {}
+    if given.get("type") == "item_reference" or given.keys() == {"id"}:
+        return name if isinstance(name := given.get("id"), str) else None
+    return None
 
 
 def stored(items: Sequence[Json], there: Collection[str] = ()) -> list[Json]:

@@ -24,7 +24,7 @@ from tokenbus_services.gateway.http_request import headers_in
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid, of_run
 from tokenbus_services.gateway.response_store import Published, ResponseStore
 from tokenbus_services.gateway.routes import openai_conversations
-from tokenbus_services.gateway.routes.openai_conversations import continued, stored
+from tokenbus_services.gateway.routes.openai_conversations import REFERENCE, continued, reference_in, stored
 from tokenbus_services.gateway.routes.session_routes import rejoined
 from tokenbus_services.gateway.routes.sockets.response_socket import ResponseSocket
 from tokenbus_services.gateway.runs import GatewayRun, OwnedRun, is_run_id
@@ -94,7 +94,7 @@ class ResponsesApi:
             of = await continued(self._gateway.conversations, caller, body := json_body(asked.body))
             if of:
                 asked = msgspec.structs.replace(asked, body=msgspec.json.encode({**body, "input": of[2]}))
-        if b"item_reference" in asked.body:
+        if REFERENCE.search(asked.body):
             asked = msgspec.structs.replace(asked, body=await self._with_items(caller, asked.body))
         if of:
             return self._in_conversation(caller, asked, of[0], of[1])
@@ -255,7 +255,7 @@ class ResponsesApi:
             return data
         items: list[Any] = cast("list[Any]", given)
         known: dict[str, Any] = {}
-        places = {i: _reference(item) for i, item in enumerate(items)}
+        places = {i: reference_in(item) for i, item in enumerate(items)}
         asked = 0
         for name in places.values():
             # Items of the provider's servers have ids of its own, and are found beside the others of their response.
@@ -306,15 +306,6 @@ class ResponsesApi:
 async def _each(events: Iterable[PublicEvent]) -> AsyncGenerator[PublicEvent]:
     for event in events:
         yield event
-
-
-def _reference(item: object) -> str | None:
-    """The id in an `item_reference`; None for any other item."""
-    match item:
-        case {"type": "item_reference", "id": str(name)}:
-            return name
-        case _:
-            return None
 
 
 def is_stored(note: GatewayNote | None) -> bool:
