@@ -244,6 +244,7 @@ BEGINS: dict[tuple[str, str], Ask] = {
 }
 BEGINS_NOTHING = {
     ("POST", "/runs/{run}/cancel"),
+    ("POST", "/runs/{run}/waiting/{wait}"),  # the run was admitted when it began
     ("POST", "/sessions/{session}/fork"),
     ("DELETE", "/sessions/{session}"),
     *((method, f"{base}/{{id}}{end}") for base in ("/v1/responses", "/responses") for method, end in (
@@ -293,7 +294,9 @@ def test_every_route_and_socket_is_known_to_begin_work_or_to_begin_none() -> Non
 
 
 def test_only_the_door_publishes() -> None:
-    """The bus's client is private to `GatewayRuns` and `SessionDoor`; nothing else of gateway and console publishes."""
+    """The bus's client is private to `GatewayRuns`, `SessionDoor` and `WaitDoor`; nothing else of gateway and console
+    publishes.
+    """
     services = Path(tokenbus_services.__file__).parent
     found = {
         f"{path.relative_to(services)}: {node.attr}"
@@ -303,7 +306,9 @@ def test_only_the_door_publishes() -> None:
         if isinstance(node, ast.Attribute) and node.attr in ("xadd", "_bus")
     }
     # The service opens and closes it, and the counter of spend subscribes.
-    assert found == {f"gateway/{name}.py: _bus" for name in ("runs", "session_door", "service", "budgets/counter")}
+    assert found == {
+        f"gateway/{name}.py: _bus" for name in ("runs", "session_door", "wait_door", "service", "budgets/counter")
+    }
 
 
 @pytest.mark.parametrize(
