@@ -29,6 +29,7 @@ from tokenbus_services.cli.mock import with_mock
 from tokenbus_services.cli.service_registry import ServiceName
 from tokenbus_services.cli.signals import stop_on_signal
 from tokenbus_services.net.http_server import ENDLESS, HttpBounds, server_config
+from tokenbus_services.net.web_socket import BoundedSocket
 from tokenbus_services.redaction.redactor import secrets_of
 from tokenbus_services.runtime import logs
 from tokenbus_services.runtime.supervision import LoopWatch
@@ -36,6 +37,8 @@ from tokenbus_services.settings import ConsoleSettings, Settings
 
 _HTTP_GRACE_S = 3
 """How long HTTP requests in progress may take at shutdown."""
+_LAST_WORDS_S = 1.0
+"""Before the end of that time: when what is left gets its end by name."""
 _FILES_BESIDE = 256
 _IDLE_S = 5
 _KEPT_S = 75.0
@@ -243,7 +246,14 @@ class _Server(uvicorn.Server):
             hurrying.cancel()
 
     async def _cancel_all(self) -> None:
-        await self._hurry.wait()
+        """End every answer by name: when told to hurry, or in time before uvicorn cancels it."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, (self.config.timeout_graceful_shutdown or 0) - _LAST_WORDS_S)):
+                await self._hurry.wait()
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, BoundedSocket):
+                connection.close_now()
+        await asyncio.sleep(0.1)  # the apps of these sockets end by themselves
         for task in list(self.server_state.tasks):
             task.cancel()
 

@@ -15,6 +15,8 @@ _log = structlog.stdlib.get_logger()
 
 OWNER = "tokenbus.owner"
 """Key in the state of an ASGI scope: whose share the request or socket uses. The app sets it once it is known."""
+ANSWERING = "tokenbus.answering"
+"""Key in the same state: true while the app sends an answer. The socket is then not closed because its server stops."""
 UNKNOWN = ""
 """The owner of all sockets whose client is not known yet."""
 _SLICE = 4096
@@ -24,6 +26,8 @@ _SLOW_S = 0.05
 """Pause after a slice with many frames. No client needs so many, and parsing them would take all CPU time."""
 _FREE = 16 * 1024
 """Bytes of an incomplete message that every socket may hold in addition."""
+_LOOK_S = 0.1
+"""How often a socket of a server that stops looks whether its answer has ended."""
 _MAX_LINE = 8000
 _MAX_HEADERS = 100
 
@@ -72,7 +76,20 @@ class BoundedSocket(WebSocketsSansIOProtocol):
         self._received = 0
         """In this time window."""
         self._window: asyncio.TimerHandle | None = None
+        self._leaving: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
+
+    def shutdown(self) -> None:
+        """The server stops: close the socket, once the answer that it sends has ended."""
+        if self.handshake_complete and self.scope.get("state", {}).get(ANSWERING) and not self.close_sent:
+            self._leaving = self.loop.call_later(_LOOK_S, self.shutdown)
+        else:
+            self.close_now()
+
+    def close_now(self) -> None:
+        """Close the socket with 1012: the server stops."""
+        if not self.disconnected:
+            super().shutdown()
 
     def data_received(self, data: bytes) -> None:
         if not self.handshake_initiated:
@@ -109,7 +126,7 @@ class BoundedSocket(WebSocketsSansIOProtocol):
             self._feed()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for handle in (self._feeding, self._window, self._unread):
+        for handle in (self._feeding, self._window, self._unread, self._leaving):
             if handle:
                 handle.cancel()
         self._pending.clear()

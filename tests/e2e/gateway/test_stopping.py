@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
 
 from tests.services.cli.process import Command, running
 from tests.waiting import eventually
@@ -101,6 +104,27 @@ async def test_a_gateway_that_stops_finishes_what_it_streams_and_refuses_nobody_
             async for line in lines:
                 said += line
     assert said.endswith("data: [DONE]")
+    assert "word59" in said
+
+
+async def test_a_socket_of_a_gateway_that_stops_gets_its_response_to_the_end(bus: LocalBus, tmp_path: Path) -> None:
+    request = {"type": "response.create", "model": "anthropic/long", "input": "hello"}
+    async with gateway(bus, tmp_path, leave_s=0) as (worker, http):
+        address = f"ws://{http.base_url.host}:{http.base_url.port}/v1/responses"
+        async with connect(address) as busy, connect(address) as idle:
+            await busy.send(json.dumps(request))
+            said = ""
+            while "word1" not in said:
+                said += str(await busy.recv())
+            worker.process.terminate()
+            with pytest.raises(ConnectionClosed):
+                await idle.recv()
+            assert idle.close_code == 1012
+            with suppress(ConnectionClosed):
+                while True:
+                    said += str(await busy.recv())
+            assert busy.close_code == 1012
+    assert '"type":"response.completed"' in said
     assert "word59" in said
 
 

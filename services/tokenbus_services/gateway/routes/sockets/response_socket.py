@@ -37,6 +37,7 @@ from tokenbus_services.gateway.surfaces.openai_responses.input_items import mess
 from tokenbus_services.gateway.surfaces.openai_responses.response_log import ResponseFrames
 from tokenbus_services.gateway.surfaces.openai_responses.response_object import PREFIX, STEERED
 from tokenbus_services.gateway.surfaces.surface import Surface
+from tokenbus_services.net.web_socket import ANSWERING
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -217,6 +218,8 @@ class ResponseSocket:
         audit.use = use = AuditedRun(run=opened.id, model=opened.note.model, span=opened.span)
         encoder = ResponseFrames(opened.note, opened.id)
         self._open = current = OpenResponse(opened.id, body, encoder)
+        state = self._socket.scope["state"]
+        state[ANSWERING] = True
         ended = False
         try:
             followed = self._gateway.follow(self._surface, opened.id, opened.caller.key, new=not opened.joined)
@@ -237,6 +240,7 @@ class ResponseSocket:
             raise
         finally:
             self._open = None
+            state[ANSWERING] = False
             if self._client_left and not ended and cancels:
                 runs.client_gone(opened)
             runs.leave(opened)
