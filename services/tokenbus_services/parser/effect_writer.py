@@ -134,7 +134,10 @@ class EffectWriter:
             commit.append(self._notices, [s.run, encode_notice(_notice(s, end))])
 
     def repeat(self, lost: Commit, runs: Collection[str], commit: Commit) -> None:
-        """Repeat drafts, decisions, records and notices. Turns and tool calls are not given out again: the runs end."""
+        """Repeat drafts, decisions, records, notices, and what sessions were told, which has no effect on one that
+        knows it. Turns and tool calls are not given out again: the runs end.
+        """
+        commit.repeat(lost, {self._keys.session(of.ref) for run in runs if (of := session_run(run))})
         for entry in lost.appended(self._drafts):
             for name, data in entry.items():
                 if name.decode() in runs:

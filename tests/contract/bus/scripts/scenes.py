@@ -386,6 +386,10 @@ def _remember(w: World) -> ScriptCall:
 
 def end_session_run(w: World) -> ScriptCall:
     """The parser's commit at the end of the session's run, which starts the next one with what waits."""
+    return of_parser(w, session_run_ends(w))
+
+
+def session_run_ends(w: World) -> Commit:
     k, run, commit = w.keys, w.session_run, Commit(w.parser, w.events)
     commit.end_session_run(
         k.session(w.session),
@@ -402,7 +406,7 @@ def end_session_run(w: World) -> ScriptCall:
         open_ms=HOUR_MS,
         keep_ms=HOUR_MS,
     )
-    return _of_parser(w, commit)
+    return commit
 
 
 def steer_session_run(w: World) -> ScriptCall:
@@ -416,7 +420,7 @@ def steer_session_run(w: World) -> ScriptCall:
         turn=1,
         keep_ms=HOUR_MS,
     )
-    return _of_parser(w, commit)
+    return of_parser(w, commit)
 
 
 def _commit_waits(w: World) -> ScriptCall:
@@ -425,7 +429,7 @@ def _commit_waits(w: World) -> ScriptCall:
     indexes = k.waiting(0), k.waiting(0, "ada")
     commit.wait(k.run(w.run), indexes, run=w.run, wait="1.0", record=b"{}", since_ms=5, keep_ms=HOUR_MS)
     commit.unwait(k.run(w.run), indexes, run=w.run, wait="0.0")
-    return _of_parser(w, commit)
+    return of_parser(w, commit)
 
 
 def _decide(w: World) -> ScriptCall:
@@ -443,7 +447,7 @@ def _decide(w: World) -> ScriptCall:
     )
 
 
-def _of_parser(w: World, commit: Commit) -> ScriptCall:
+def of_parser(w: World, commit: Commit) -> ScriptCall:
     return commit.call(
         token=w.tokens[w.parser],
         ttl_ms=HOUR_MS,
