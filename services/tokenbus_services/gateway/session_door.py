@@ -265,7 +265,7 @@ class SessionDoor:
             raise
         finally:
             await self._access.leave(caller, hold)
-        if receipt.fate.state == "returned":
+        if receipt.fate.state == "returned" or not item.run:  # it costs nothing
             await self._access.withdraw(caller, hold)
         return receipt, admission.headers
 
