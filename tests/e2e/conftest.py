@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any, Protocol
 from uuid import uuid4
 
 import pytest
 
+from tests.e2e.fleet import Fleet, Kind, fleet
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
+from tokenbus_services.mock_provider import MockProvider, Script
 
 WEATHER = {
     "name": "weather",
@@ -43,3 +47,26 @@ def sender(server: Server, keys: Keys) -> Send:
 def send(server: Server, keys: Keys) -> Send:
     """The `sender` of the test's deployment."""
     return sender(server, keys)
+
+
+class Deploy(Protocol):
+    """Runs a mock provider with these scripts, and these workers; leaving it stops both."""
+
+    def __call__(
+        self, scripts: Iterable[Script], kinds: Sequence[Kind], toml: str = ""
+    ) -> AbstractAsyncContextManager[tuple[MockProvider, Fleet]]: ...
+
+
+@pytest.fixture
+def deployed(tmp_path: Path, server_url: str, keys: Keys) -> Deploy:
+    @asynccontextmanager
+    async def deploy(
+        scripts: Iterable[Script], kinds: Sequence[Kind], toml: str = ""
+    ) -> AsyncGenerator[tuple[MockProvider, Fleet]]:
+        async with (
+            MockProvider(scripts) as provider,
+            fleet(tmp_path, server_url, keys, provider.url, kinds, toml) as services,
+        ):
+            yield provider, services
+
+    return deploy

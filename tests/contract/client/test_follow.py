@@ -47,20 +47,18 @@ async def all_of(events: AsyncIterator[PublicEvent]) -> list[PublicEvent]:
     return [event async for event in events]
 
 
-async def test_a_finished_run_is_replayed_whole(bus: Client, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_a_finished_run_is_replayed_whole(bus: Client, writer: Writer):
     await writer.start()
     await writer.say(*(f"{i} " for i in range(600)))
     await writer.complete()
     assert await all_of(bus.follow("r")) == writer.events
 
 
-async def test_a_run_is_followed_from_before_it_is_known_to_its_end(bus: Client, server: Server, keys: Keys):
+async def test_a_run_is_followed_from_before_it_is_known_to_its_end(bus: Client, server: Server, writer: Writer):
     seen: list[PublicEvent] = []
     task = asyncio.create_task(collect(bus.follow("r"), seen))
     await eventually(lambda: readers(server))
     assert not seen
-    writer = Writer(server, keys, "r")
     await writer.accept()
     await writer.start()
     await eventually(lambda: seen == writer.events)
@@ -72,8 +70,7 @@ async def test_a_run_is_followed_from_before_it_is_known_to_its_end(bus: Client,
     assert seen == writer.events
 
 
-async def test_every_seq_is_a_cursor_to_resume_from_over_attempts_too(bus: Client, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_every_seq_is_a_cursor_to_resume_from_over_attempts_too(bus: Client, writer: Writer):
     await writer.start()
     for text in ("a", "b", "c"):
         await writer.say(text, text)
@@ -85,8 +82,7 @@ async def test_every_seq_is_a_cursor_to_resume_from_over_attempts_too(bus: Clien
         assert await all_of(bus.follow("r", after=after)) == writer.events[after + 1 :]
 
 
-async def test_a_cursor_past_the_newest_event_raises_an_error(bus: Client, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_a_cursor_past_the_newest_event_raises_an_error(bus: Client, writer: Writer):
     await writer.start()
     with pytest.raises(CursorAhead, match=r"the cursor 1 is past the newest entry, 0"):
         await anext(bus.follow("r", after=1))
@@ -101,8 +97,7 @@ async def test_a_cursor_past_the_newest_event_raises_an_error(bus: Client, serve
             bus.follow("r", after=after)
 
 
-async def test_resuming_in_a_live_run_hands_over_without_gap_or_double(bus: Client, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_resuming_in_a_live_run_hands_over_without_gap_or_double(bus: Client, writer: Writer):
     await writer.start()
     await writer.say("a", "b")
     await writer.retry()
@@ -121,15 +116,13 @@ async def test_resuming_in_a_live_run_hands_over_without_gap_or_double(bus: Clie
     assert newest == writer.events[4:]
 
 
-async def test_a_cursor_at_the_terminal_event_gives_nothing_and_ends(bus: Client, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_a_cursor_at_the_terminal_event_gives_nothing_and_ends(bus: Client, writer: Writer):
     await writer.start()
     await writer.complete()
     assert await all_of(bus.follow("r", after=1)) == []
 
 
-async def test_a_killed_connection_costs_no_event_and_repeats_none(bus: Client, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_a_killed_connection_costs_no_event_and_repeats_none(bus: Client, server: Server, writer: Writer):
     await writer.start()
     seen: list[PublicEvent] = []
     task = asyncio.create_task(collect(bus.follow("r"), seen))
@@ -144,8 +137,7 @@ async def test_a_killed_connection_costs_no_event_and_repeats_none(bus: Client, 
     assert seen == writer.events
 
 
-async def test_a_log_whose_beginning_was_trimmed_is_an_error(bus: Client, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_a_log_whose_beginning_was_trimmed_is_an_error(bus: Client, server: Server, writer: Writer):
     await writer.start()
     await writer.say("a", "b", "c")
     await writer.complete()
@@ -157,8 +149,7 @@ async def test_a_log_whose_beginning_was_trimmed_is_an_error(bus: Client, server
     assert await all_of(bus.follow("r", after=1)) == writer.events[2:]
 
 
-async def test_a_gap_in_the_middle_is_an_error_after_what_came_before_it(bus: Client, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_a_gap_in_the_middle_is_an_error_after_what_came_before_it(bus: Client, server: Server, writer: Writer):
     await writer.start()
     await writer.say("a", "b", "c")
     await server.client.xdel(writer.log, "1-2")
@@ -168,8 +159,7 @@ async def test_a_gap_in_the_middle_is_an_error_after_what_came_before_it(bus: Cl
     assert seen == writer.events[:2]
 
 
-async def test_a_slow_reader_misses_nothing(bus: Client, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_a_slow_reader_misses_nothing(bus: Client, writer: Writer):
     await writer.start()
     seen: list[PublicEvent] = []
     async with aclosing(bus.follow("r")) as events:
@@ -200,8 +190,7 @@ async def test_a_client_waits_for_a_run_cancelled_before_its_request_as_long_as_
         await all_of(bus.follow("ghost", wait_s=0.05))
 
 
-async def test_waiting_continues_for_a_known_run_without_a_worker(bus: Client, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_waiting_continues_for_a_known_run_without_a_worker(bus: Client, writer: Writer):
     await writer.accept()
     seen: list[PublicEvent] = []
     task = asyncio.create_task(collect(bus.follow("r", wait_s=0.05), seen))
@@ -213,8 +202,7 @@ async def test_waiting_continues_for_a_known_run_without_a_worker(bus: Client, s
     assert seen == writer.events
 
 
-async def test_a_run_whose_records_expire_meanwhile_is_lost(bus: Client, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_a_run_whose_records_expire_meanwhile_is_lost(bus: Client, server: Server, keys: Keys, writer: Writer):
     await writer.start()
     seen: list[PublicEvent] = []
     task = asyncio.create_task(collect(bus.follow("r"), seen))
@@ -224,8 +212,7 @@ async def test_a_run_whose_records_expire_meanwhile_is_lost(bus: Client, server:
         await task
 
 
-async def test_an_entry_that_is_no_event_is_named(bus: Client, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_an_entry_that_is_no_event_is_named(bus: Client, server: Server, writer: Writer):
     await writer.start()
     await server.client.xadd(writer.log, {"__data__": "{}"}, id="1-1")
     with pytest.raises(Malformed, match=r"log:r 1-1"):
@@ -338,8 +325,7 @@ async def test_ten_thousand_follows_of_finished_runs_take_few_connections_and_le
     await eventually(lambda: _none_since(server, before))
 
 
-async def test_a_reader_that_leaves_early_can_take_the_run_up_again(bus: Client, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_a_reader_that_leaves_early_can_take_the_run_up_again(bus: Client, writer: Writer):
     await writer.start()
     await writer.say("a", "b")
     async with aclosing(bus.follow("r")) as events:
@@ -379,8 +365,7 @@ async def test_a_long_outage_of_the_server_raises_an_error():
                 await task
 
 
-async def test_an_iterator_used_after_its_clients_close_raises_an_error(server_url: str, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_an_iterator_used_after_its_clients_close_raises_an_error(server_url: str, keys: Keys, writer: Writer):
     await writer.start()
     async with Client(server_url, prefix=keys.prefix, partitions=4) as bus:
         events = bus.follow("r")
@@ -390,9 +375,8 @@ async def test_an_iterator_used_after_its_clients_close_raises_an_error(server_u
 
 
 async def test_elements_of_an_answer_come_while_it_is_written_and_after_any_of_them(
-    bus: Client, server: Server, keys: Keys
+    bus: Client, writer: Writer
 ) -> None:
-    writer = Writer(server, keys, "r")
     run = Run("r", bus)
     await writer.start()
     await writer.say('[{"a": 1}, {"a"')
@@ -407,9 +391,8 @@ async def test_elements_of_an_answer_come_while_it_is_written_and_after_any_of_t
 
 
 async def test_elements_of_a_run_that_fails_or_is_no_json_end_with_an_error(
-    bus: Client, server: Server, keys: Keys
+    bus: Client, server: Server, keys: Keys, writer: Writer
 ) -> None:
-    writer = Writer(server, keys, "r")
     await writer.start()
     await writer.say("[1, 2")
     error = ErrorInfo(code="server_error", kind="server", message="")

@@ -186,9 +186,8 @@ async def test_no_server_at_all_is_an_error_on_entering():
             pass
 
 
-async def test_partitions_come_from_the_deployment(server_url: str, server: Server, keys: Keys):
+async def test_partitions_come_from_the_deployment(server_url: str, server: Server, keys: Keys, writer: Writer):
     await join_deployment(server, keys)
-    writer = Writer(server, keys, "r")  # in one of 4 partitions, where the default is 8
     await writer.start()
     await writer.complete()
     async with Client(server_url, prefix=keys.prefix) as bus:
@@ -232,12 +231,13 @@ async def _reads(server: Server) -> bool:
     return any(c["cmd"] == "xread" for c in await server.client.client_list())
 
 
-async def test_a_stream_gives_everything_from_publish_to_the_terminal_event(bus: Client, server: Server, keys: Keys):
+async def test_a_stream_gives_everything_from_publish_to_the_terminal_event(
+    bus: Client, server: Server, keys: Keys, writer: Writer
+):
     request = msgspec.structs.replace(REQUEST, id="r")
     events = bus.stream(request)
     first = asyncio.ensure_future(anext(events))
     await eventually(lambda: server.client.exists(keys.requests))
-    writer = Writer(server, keys, "r")
     await writer.start()
     await writer.block("Hello")
     await writer.complete()
@@ -246,10 +246,9 @@ async def test_a_stream_gives_everything_from_publish_to_the_terminal_event(bus:
     assert isinstance(seen[-1], Completed)
 
 
-async def test_a_result_waits_for_the_end_and_folds_the_events(bus: Client, server: Server, keys: Keys):
+async def test_a_result_waits_for_the_end_and_folds_the_events(bus: Client, writer: Writer):
     run = await bus.publish(msgspec.structs.replace(REQUEST, id="r"))
     task = asyncio.create_task(run.result())
-    writer = Writer(server, keys, "r")
     await writer.start()
     await writer.block("Hello")
     await writer.complete()
@@ -257,8 +256,7 @@ async def test_a_result_waits_for_the_end_and_folds_the_events(bus: Client, serv
     assert (result.status, result.text, result.events) == ("completed", "Hello", 5)
 
 
-async def test_a_failed_run_streams_to_its_end_and_raises_as_a_result(bus: Client, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_a_failed_run_streams_to_its_end_and_raises_as_a_result(bus: Client, writer: Writer):
     await writer.start()
     await writer.block("Hello")
     await writer.write((RunFailedEvent, {"finish": "error", "timing": Timing(total_ms=1), "error": LOST}))

@@ -37,8 +37,7 @@ async def script(url: str, keys: Keys, work: Callable[[Client], T]) -> T:
     return done
 
 
-async def test_a_run_is_followed_and_its_result_taken(server_url: str, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_a_run_is_followed_and_its_result_taken(server_url: str, keys: Keys, writer: Writer):
     await writer.start()
     await writer.block("Hello")
     await writer.complete()
@@ -46,8 +45,7 @@ async def test_a_run_is_followed_and_its_result_taken(server_url: str, server: S
     assert (seen, text) == (writer.events, "Hello")
 
 
-async def test_elements_of_an_answer_are_read(server_url: str, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_elements_of_an_answer_are_read(server_url: str, keys: Keys, writer: Writer):
     await writer.start()
     await writer.block('{"a": [1, 2]}')
     await writer.complete()
@@ -72,8 +70,7 @@ async def test_a_request_is_published_streamed_and_cancelled(server_url: str, se
     assert [run in entries[0], "enough" in entries[1], "streamed" in entries[2]] == [True] * 3
 
 
-async def test_a_group_is_shared_and_acknowledged(server_url: str, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_a_group_is_shared_and_acknowledged(server_url: str, keys: Keys, writer: Writer):
     await writer.say("a", "b", "c")
 
     def first(bus: Client) -> list[str]:
@@ -91,9 +88,8 @@ async def test_a_group_is_shared_and_acknowledged(server_url: str, server: Serve
 
 
 async def test_sentences_and_cursors_come_as_they_do_in_the_asynchronous_client(
-    server_url: str, server: Server, keys: Keys
+    server_url: str, keys: Keys, writer: Writer
 ):
-    writer = Writer(server, keys, "r")
     await writer.say("One is here. Two", " is here. Three")
 
     def work(bus: Client) -> tuple[str, str, str]:
@@ -124,8 +120,7 @@ async def test_errors_are_the_clients_own_and_a_closed_client_raises(server_url:
         pass
 
 
-async def test_a_generator_used_after_its_clients_close_raises_an_error(server_url: str, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_a_generator_used_after_its_clients_close_raises_an_error(server_url: str, keys: Keys, writer: Writer):
     await writer.start()
 
     def begin(bus: Client) -> object:
@@ -151,9 +146,8 @@ assert not {"faststream", "httpx", "pydantic"} & set(sys.modules)
 """
 
 
-async def test_ctrl_c_ends_a_script_that_waits(server_url: str, server: Server, keys: Keys):
+async def test_ctrl_c_ends_a_script_that_waits(server_url: str, server: Server, keys: Keys, writer: Writer):
     await join_deployment(server, keys)
-    writer = Writer(server, keys, "r")
     await writer.start()
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", SCRIPT, server_url, keys.prefix, stdout=PIPE, stderr=PIPE
@@ -198,10 +192,9 @@ bus.close()
 
 
 async def test_a_forked_process_has_connections_of_its_own_and_its_parent_keeps_its_own(
-    server_url: str, server: Server, keys: Keys
+    server_url: str, server: Server, keys: Keys, writer: Writer
 ):
     await join_deployment(server, keys)
-    writer = Writer(server, keys, "r")
     await writer.start()
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", FORKING, server_url, keys.prefix, stdout=PIPE, stderr=PIPE
@@ -223,8 +216,7 @@ async def test_a_forked_process_has_connections_of_its_own_and_its_parent_keeps_
     assert (process.returncode, out.decode(), err) == (0, f"parent: {seen} Hello\n", b"")
 
 
-async def test_a_result_waits_no_longer_than_its_timeout(server_url: str, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_a_result_waits_no_longer_than_its_timeout(server_url: str, keys: Keys, writer: Writer):
     await writer.start()
 
     def work(bus: Client) -> None:

@@ -99,8 +99,7 @@ async def test_scripts_receive_it(server_url: str, bus: Client, server: Server, 
     assert await asyncio.to_thread(script) == writer.events
 
 
-async def test_a_live_follower_continues_after_it(bus: Client, server: Server, keys: Keys) -> None:
-    writer = Writer(server, keys, "r")
+async def test_a_live_follower_continues_after_it(bus: Client, server: Server, keys: Keys, writer: Writer) -> None:
     await writer.start()
     received: list[PublicEvent] = []
 
@@ -117,9 +116,8 @@ async def test_a_live_follower_continues_after_it(bus: Client, server: Server, k
 
 @pytest.mark.parametrize("live", [False, True])
 async def test_an_end_of_a_new_kind_is_an_end_and_no_success(
-    bus: Client, server: Server, keys: Keys, live: bool
+    bus: Client, server: Server, keys: Keys, live: bool, writer: Writer
 ) -> None:
-    writer = Writer(server, keys, "r")
     await writer.start()
     result_task = asyncio.create_task(bus.result("r")) if live else None
     await say_new(server, keys, writer, type="completed", finish="applause", timing={"total_ms": 1})
@@ -131,8 +129,9 @@ async def test_an_end_of_a_new_kind_is_an_end_and_no_success(
 @pytest.mark.parametrize(
     "data", [b'{"type":"applause","run":"r","seq":1}', b'{"run":"r","seq":1,"turn":0,"attempt":1}', b"[1]", b"applause"]
 )
-async def test_bytes_that_are_not_an_event_are_reported(bus: Client, server: Server, keys: Keys, data: bytes) -> None:
-    writer = Writer(server, keys, "r")
+async def test_bytes_that_are_not_an_event_are_reported(
+    bus: Client, server: Server, data: bytes, writer: Writer
+) -> None:
     await writer.start()
     await server.client.xadd(writer.log, {"__data__": data}, id="1-1")
     with pytest.raises(Malformed, match="log:r 1-1"):

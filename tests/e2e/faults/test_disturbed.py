@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e import judge
-from tests.e2e.conftest import WEATHER, Send
-from tests.e2e.fleet import WITH_TOOLS, Fleet, Worker, ended, fleet
+from tests.e2e.conftest import WEATHER, Deploy, Send
+from tests.e2e.fleet import WITH_TOOLS, Fleet, Worker, ended
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import TOKEN, TOOL_RESULT, Delivery, MockProvider, Reply, Script, ToolCall, Turn
+from tokenbus_services.mock_provider import TOKEN, TOOL_RESULT, Delivery, Reply, Script, ToolCall, Turn
 
 RUNS = 25
 DISTURBANCES = 5
@@ -48,16 +47,13 @@ def undisturbed(token: str, tool_result: str) -> list[tuple[str, str]]:
 
 @pytest.mark.leaves_pending  # a consumer that was killed keeps its name until a later worker sweeps it away
 async def test_killed_and_frozen_workers_lose_double_and_reorder_nothing(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     seed = int(os.environ.get("TOKENBUS_SEED", random.randrange(10**6)))
     print(f"seed {seed} (TOKENBUS_SEED)")
     chance = random.Random(seed)
     script = Script(name="story", turns=tuple(Turn(says=reply, delivery=Delivery(pace=40)) for reply in TURNS))
-    async with (
-        MockProvider([script]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS * 2) as running,
-    ):
+    async with deployed([script], WITH_TOOLS * 2) as (_, running):
         runs: dict[str, str] = {}
         hurt = 0
         killed_fetchers = 0

@@ -15,9 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.conftest import WEATHER, Send
+from tests.e2e.conftest import WEATHER, Deploy, Send
 from tests.e2e.faults.faulty_worker import FaultyWorker, held_name
-from tests.e2e.fleet import PIPELINE, Fleet, Kind, ended, fleet, log_of
+from tests.e2e.fleet import PIPELINE, Fleet, Kind, ended, log_of
 from tests.e2e.judge import check
 from tests.waiting import eventually
 from tokenbus.blobs import blob_id_of
@@ -163,11 +163,10 @@ async def unbegun(server: Server, keys: Keys) -> set[str]:
 
 @pytest.mark.parametrize(("model", "end"), [*(("plain", end) for end in ENDS), ("limited", "stops")])
 async def test_an_attempt_may_end_at_any_await(
-    server: Server, server_url: str, keys: Keys, tmp_path: Path, send: Send, model: str, end: str
+    server: Server, keys: Keys, tmp_path: Path, send: Send, model: str, end: str, deployed: Deploy
 ) -> None:
     async with (
-        MockProvider([PLAIN, LIMITED]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, ["normalizer", "parser"], SETTINGS) as others,
+        deployed([PLAIN, LIMITED], ["normalizer", "parser"], SETTINGS) as (provider, others),
         faulty("fetcher", tmp_path) as worker,
     ):
         runs = await hold_all(
@@ -190,13 +189,9 @@ async def test_an_attempt_may_end_at_any_await(
 
 @end_of_worker
 async def test_a_tool_call_may_end_at_any_await(
-    server: Server, server_url: str, keys: Keys, tmp_path: Path, send: Send, end: str
+    server: Server, keys: Keys, tmp_path: Path, send: Send, end: str, deployed: Deploy
 ) -> None:
-    async with (
-        MockProvider([WITH_CALL]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, SETTINGS) as others,
-        faulty("tools", tmp_path) as worker,
-    ):
+    async with deployed([WITH_CALL], PIPELINE, SETTINGS) as (_, others), faulty("tools", tmp_path) as worker:
         runs = await hold_all(worker, "item", lambda name: send("call", name, id=name, tools=[WEATHER]))
         await finish(worker, end)
         await others.start("tools")
@@ -210,13 +205,9 @@ async def test_a_tool_call_may_end_at_any_await(
 
 @pytest.mark.parametrize("end", ENDS[:2])
 async def test_a_run_under_policies_may_lose_its_worker_at_any_await(
-    server: Server, server_url: str, keys: Keys, tmp_path: Path, send: Send, end: str
+    server: Server, keys: Keys, tmp_path: Path, send: Send, end: str, deployed: Deploy
 ) -> None:
-    async with (
-        MockProvider([PLAIN]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, SETTINGS + POLICY) as others,
-        faulty("policy", tmp_path) as worker,
-    ):
+    async with deployed([PLAIN], PIPELINE, SETTINGS + POLICY) as (_, others), faulty("policy", tmp_path) as worker:
         runs = await hold_all(worker, "policy", lambda name: send("plain", name, id=name, policies=["nothing"]))
         await finish(worker, end)
         await others.start("policy")
@@ -227,12 +218,11 @@ async def test_a_run_under_policies_may_lose_its_worker_at_any_await(
 
 @end_of_worker
 async def test_a_request_to_the_gateway_may_end_at_any_await(
-    server: Server, server_url: str, keys: Keys, tmp_path: Path, end: str
+    server: Server, keys: Keys, tmp_path: Path, end: str, deployed: Deploy
 ) -> None:
     """Its client repeats it with the same key at another gateway."""
     async with (
-        MockProvider([PLAIN]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, SETTINGS + GATEWAY) as others,
+        deployed([PLAIN], PIPELINE, SETTINGS + GATEWAY) as (provider, others),
         faulty("gateway", tmp_path) as worker,
         httpx.AsyncClient(
             timeout=ANSWERED_S, headers={"authorization": f"Bearer {KEY.text}"}, limits=UNLIMITED

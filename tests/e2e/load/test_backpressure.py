@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e import judge
-from tests.e2e.conftest import Send
-from tests.e2e.fleet import PIPELINE, ended, fleet, only_separate
+from tests.e2e.conftest import Deploy, Send
+from tests.e2e.fleet import PIPELINE, ended, only_separate
 from tests.waiting import eventually
 from tokenbus import Client
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus.errors import CursorTrimmed
-from tokenbus_services.mock_provider import Exchange, MockProvider, Reply, Script, ToolCall, Turn
+from tokenbus_services.mock_provider import Exchange, Reply, Script, ToolCall, Turn
 
 LAG_BYTES = 64 * 1024
 WORDS = 1_800_000
@@ -40,13 +39,10 @@ async def lag(server: Server, key: str) -> int:
 
 @only_separate("a pipeline worker that stands still reads no socket either")
 async def test_a_stalled_parser_stops_the_reading_of_sockets_and_nothing_is_lost(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     toml = f"[limits]\nlag_bytes = {LAG_BYTES}\nblock_characters = 16777216\n"
-    async with (
-        MockProvider([LONG]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml) as services,
-    ):
+    async with deployed([LONG], PIPELINE, toml) as (provider, services):
         parser = services.worker_of("parser")
         run = await send("long")
         exchange = await provider.requested()
@@ -81,12 +77,11 @@ async def _sends_nothing(exchange: Exchange) -> bool:
 
 
 async def test_a_subscriber_that_slept_too_long_is_notified_of_trimmed_entries(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, server_url: str, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     toml = "[retention]\ntopic_entries = 1000\n"
     async with (
-        MockProvider([BLOCKS]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml),
+        deployed([BLOCKS], PIPELINE, toml),
         Client(server_url, prefix=keys.prefix) as bus,
         bus.subscribe("blocks", from_="start") as sleeper,
     ):

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from tests.e2e.fleet import PIPELINE, ended, fleet
+from tests.e2e.conftest import Deploy
+from tests.e2e.fleet import PIPELINE, ended
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys, order_keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, Turn
+from tokenbus_services.mock_provider import Delivery, Reply, Script, Turn
 
 QUICK = Script(name="quick", turns=(Turn(says=Reply(text="done")),))
 ENDLESS = Script(name="endless", turns=(Turn(says=Reply(text="word " * 3000), delivery=Delivery(pace=5)),))
@@ -45,12 +45,9 @@ async def drop_waiting(server: Server, keys: Keys) -> None:
 
 @pytest.mark.leaves_pending
 async def test_a_cancel_on_the_inbound_stream_overtakes_the_requests_before_it(
-    server: Server, server_url: str, keys: Keys, tmp_path: Path
+    server: Server, keys: Keys, deployed: Deploy
 ) -> None:
-    async with (
-        MockProvider([QUICK, ENDLESS]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE),
-    ):
+    async with deployed([QUICK, ENDLESS], PIPELINE) as (provider, _):
         await put(server, keys, generate("running", "endless", "x"))
         await provider.until(lambda: any(exchange.reads_sent for exchange in provider.requests))
         flood = [generate(f"flood-{n}", "quick", "big") for n in range(FLOOD)]
@@ -64,12 +61,9 @@ async def test_a_cancel_on_the_inbound_stream_overtakes_the_requests_before_it(
 
 @pytest.mark.leaves_pending
 async def test_a_cancel_that_overtook_its_own_request_waits_for_it(
-    server: Server, server_url: str, keys: Keys, tmp_path: Path
+    server: Server, keys: Keys, deployed: Deploy
 ) -> None:
-    async with (
-        MockProvider([QUICK, ENDLESS]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE) as running,
-    ):
+    async with deployed([QUICK, ENDLESS], PIPELINE) as (provider, running):
         flood = [generate(f"flood-{n}", "quick", "big") for n in range(100)]
         await running.workers[0].stop()
         await put(server, keys, *flood, generate("own", "endless", "big"), cancel("own"))
@@ -82,12 +76,9 @@ async def test_a_cancel_that_overtook_its_own_request_waits_for_it(
 
 @pytest.mark.leaves_pending
 async def test_a_tenants_first_run_begins_while_anothers_flood_waits_at_intake(
-    server: Server, server_url: str, keys: Keys, tmp_path: Path
+    server: Server, keys: Keys, deployed: Deploy
 ) -> None:
-    async with (
-        MockProvider([QUICK]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE),
-    ):
+    async with deployed([QUICK], PIPELINE):
         flood = [generate(f"flood-{n}", "quick", "big") for n in range(FLOOD)]
         await put(server, keys, *flood, generate("first", "quick", "small"))
         logs = await ended(server.client, keys, ["first"])
@@ -97,15 +88,12 @@ async def test_a_tenants_first_run_begins_while_anothers_flood_waits_at_intake(
 
 
 async def test_a_tenants_first_run_begins_while_anothers_flood_waits_for_calls(
-    server: Server, server_url: str, keys: Keys, tmp_path: Path
+    server: Server, keys: Keys, deployed: Deploy
 ) -> None:
     """Intake is past; behind it the fetcher has few slots and few places, and long calls in all of them."""
     toml = "[limits]\nruns_per_fetcher = 4\nwaiting_per_fetcher = 8\n"
     slow = Script(name="slow", turns=(Turn(says=Reply(text="one two three four"), delivery=Delivery(pace=20)),))
-    async with (
-        MockProvider([QUICK, slow]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml),
-    ):
+    async with deployed([QUICK, slow], PIPELINE, toml):
         flood = [f"flood-{n}" for n in range(FLOOD // 3)]
         await put(server, keys, *(generate(run, "slow", "big") for run in flood))
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.e2e import judge
-from tests.e2e.conftest import Send
+from tests.e2e.conftest import Deploy, Send
 from tests.e2e.fleet import PIPELINE, ended, fleet, provider_table
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
@@ -72,13 +72,10 @@ async def is_running(server: Server, keys: Keys, run: str) -> bool:
 
 
 async def test_calls_at_once_are_bounded_over_all_fetchers_and_all_of_them_get_through(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     toml = "[limits.providers.anthropic]\nconcurrency = 2\n"
-    async with (
-        MockProvider([PACED]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, TWO_FETCHERS, toml),
-    ):
+    async with deployed([PACED], TWO_FETCHERS, toml) as (provider, _):
         runs = [await send("paced") for _ in range(12)]
         logs = await ended(server.client, keys, runs)
         assert most_at_once(provider.requests) <= 2
@@ -102,13 +99,10 @@ async def test_a_provider_that_never_closes_its_body_holds_no_place_after_its_la
 
 
 async def test_a_killed_fetchers_places_free_themselves(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     toml = "[limits.providers.anthropic]\nconcurrency = 1\n"
-    async with (
-        MockProvider([HELD, QUICK]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml) as services,
-    ):
+    async with deployed([HELD, QUICK], PIPELINE, toml) as (provider, services):
         lost = await send("held", on_failure="fail")
         await provider.requested()
         services.worker_of("fetcher").kill()
@@ -120,14 +114,11 @@ async def test_a_killed_fetchers_places_free_themselves(
 
 
 async def test_a_single_run_does_not_wait_behind_another_tenants_flood(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     # The flood is far deeper than what may wait at the fetcher.
     toml = "[limits]\nwaiting_per_fetcher = 8\nruns_per_fetcher = 1\n"
-    async with (
-        MockProvider([PACED]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml),
-    ):
+    async with deployed([PACED], PIPELINE, toml) as (provider, _):
         flood = [await send("paced", "flood", metadata={"tenant": "flood"}) for _ in range(60)]
         await provider.requested()
         await eventually(lambda: server.client.hget(keys.run(flood[-1]), "status"))
@@ -140,13 +131,10 @@ async def test_a_single_run_does_not_wait_behind_another_tenants_flood(
 
 
 async def test_a_tenants_own_limit_does_not_hold_back_others(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     toml = "[limits.tenants.slow]\nconcurrency = 1\n"
-    async with (
-        MockProvider([HELD, QUICK]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, TWO_FETCHERS, toml),
-    ):
+    async with deployed([HELD, QUICK], TWO_FETCHERS, toml) as (provider, _):
         slow = [await send("held", "slow", metadata={"tenant": "slow"}) for _ in range(20)]
         await accepted(server, keys, slow)
         await provider.requested()
@@ -160,13 +148,10 @@ async def test_a_tenants_own_limit_does_not_hold_back_others(
 
 
 async def test_a_deadline_ends_a_run_that_waits_for_its_limit(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     toml = '[limits.providers.anthropic.models."he*"]\nconcurrency = 1\n'
-    async with (
-        MockProvider([HELD]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml),
-    ):
+    async with deployed([HELD], PIPELINE, toml) as (provider, _):
         first = await send("held")
         await provider.requested()
         late = await send("held", deadline_s=0.5)
@@ -178,13 +163,10 @@ async def test_a_deadline_ends_a_run_that_waits_for_its_limit(
 
 
 async def test_a_wait_longer_than_allowed_ends_with_its_own_error(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     toml = "[limits]\nlongest_wait_s = 0.2\n[limits.tenant]\nrequests_per_second = 0.001\n"
-    async with (
-        MockProvider([QUICK]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml),
-    ):
+    async with deployed([QUICK], PIPELINE, toml):
         first = await send("quick")
         await ended(server.client, keys, [first])
         second = await send("quick")
@@ -193,15 +175,12 @@ async def test_a_wait_longer_than_allowed_ends_with_its_own_error(
 
 
 async def test_a_providers_retry_after_holds_for_all_fetchers_and_all_runs_of_the_model(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     busy = Script(
         name="busy", turns=(Turn(says=Reply(text="well"), first=(Status(status=429, headers={"retry-after": "4"}),)),)
     )
-    async with (
-        MockProvider([busy, QUICK]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, TWO_FETCHERS, "[limits.providers.anthropic]\n"),
-    ):
+    async with deployed([busy, QUICK], TWO_FETCHERS, "[limits.providers.anthropic]\n") as (provider, _):
         first = await send("busy")
         requests = await provider.requested()
         await eventually(lambda: server.client.hget(keys.limit("model:anthropic/busy"), "paused"))
@@ -214,12 +193,12 @@ async def test_a_providers_retry_after_holds_for_all_fetchers_and_all_runs_of_th
 
 
 async def test_tokens_are_reserved_for_the_call_and_settled_by_its_usage(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     script = Script(name="m", turns=(Turn(says=Reply(text="hi", usage=Usage(input=20, output=30))),))
     toml = "[limits.providers.anthropic]\ntokens_per_minute = 60_000\n"
     key = keys.limit("provider:anthropic")
-    async with MockProvider([script]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml):
+    async with deployed([script], PIPELINE, toml):
         before = await now_us(server)
         run = await send("m", max_tokens=30_000)
         await ended(server.client, keys, [run])
@@ -243,13 +222,10 @@ async def now_us(server: Server) -> int:
 
 @pytest.mark.parametrize("how", ["stops", "is killed", "stands still"])
 async def test_waiting_runs_go_to_another_fetcher_untouched_when_theirs(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, how: str
+    server: Server, keys: Keys, send: Send, how: str, deployed: Deploy
 ) -> None:
     toml = "[limits.providers.anthropic]\nconcurrency = 1\n[stages]\ndrain_s = 0.1\n"
-    async with (
-        MockProvider([HELD, QUICK]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml) as services,
-    ):
+    async with deployed([HELD, QUICK], PIPELINE, toml) as (provider, services):
         running = await send("held", on_failure="fail")
         held = await provider.requested()
         waiting = [await send("quick") for _ in range(5)]

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.e2e import judge
-from tests.e2e.conftest import Send
+from tests.e2e.conftest import Deploy, Send
 from tests.e2e.fleet import PIPELINE, Fleet, Worker, ended, fleet
 from tests.e2e.tools.test_tool_images import DRAW, SPOKEN, TOOL, WRITTEN
 from tests.services.tools.sample_tools import draw
@@ -116,16 +116,13 @@ async def test_large_base64_of_a_request_is_in_the_store_and_not_in_the_runs_rec
 
 
 async def test_without_a_store_base64_is_sent_unchanged_and_a_reference_fails_as_retryable(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     image = PNG + bytes(MB // 4)
     value = {"type": "base64", "media_type": "image/png", "data": b64encode(image).decode()}
     name = {"type": "blob", "media_type": "image/png", "blob_id": blob_id_of(image)}
     away = '\n[blobs]\nservice_url = "http://127.0.0.1:9"\n[retry]\nmax_attempts = 2\nbase_delay_s = 0.01\n'
-    async with (
-        MockProvider([SEES]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, away),
-    ):
+    async with deployed([SEES], PIPELINE, away) as (provider, _):
         runs = [await send("sees", messages=message_with(source)) for source in (value, name)]
         logs: Any = await ended(server.client, keys, runs)
         bodies = [exchange.http_request.body for exchange in provider.requests]
@@ -173,17 +170,14 @@ async def test_content_that_cannot_be_sent_fails_before_any_call_and_its_place_i
 
 
 async def test_a_custom_store_replaces_the_blob_service(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, keys: Keys, send: Send, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deployed: Deploy
 ) -> None:
     image = PNG + bytes(MB // 4)
     own = tmp_path / "own"
     own.mkdir()
     monkeypatch.setenv("OWN_STORE", str(own))
     source = {"type": "base64", "media_type": "image/png", "data": b64encode(image).decode()}
-    async with (
-        MockProvider([SEES]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, OWN_STORE),
-    ):
+    async with deployed([SEES], PIPELINE, OWN_STORE) as (provider, _):
         run = await send("sees", messages=message_with(source))
         logs: Any = await ended(server.client, keys, [run])
         body = provider.requests[-1].http_request.body

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.e2e.conftest import WEATHER, Send
+from tests.e2e.conftest import WEATHER, Deploy, Send
 from tests.e2e.fleet import BASE_PATHS, PIPELINE, WITH_TOOLS, Fleet, Worker, ended, fleet, log_of
 from tests.services.cli import process
 from tests.waiting import eventually
@@ -243,12 +243,9 @@ def raw_events(record: Record) -> int:
 
 
 async def test_a_deployment_without_records_refuses_a_run_with_record(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, tmp_path: Path, deployed: Deploy
 ) -> None:
-    async with (
-        MockProvider(SCRIPTS) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, ("fetcher", "parser")),
-    ):
+    async with deployed(SCRIPTS, ("fetcher", "parser")):
         run = await send("retry", record=True)
         log: Any = (await ended(server.client, keys, [run]))[run]
     assert log[-1]["error"]["where"] == "record"

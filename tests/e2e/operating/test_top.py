@@ -6,20 +6,20 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.conftest import Send
-from tests.e2e.fleet import WITH_TOOLS, ended, fleet
+from tests.e2e.conftest import Deploy, Send
+from tests.e2e.fleet import WITH_TOOLS, ended
 from tests.services.cli.process import Ended
 from tests.services.cli.process import run as command
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, Turn
+from tokenbus_services.mock_provider import Delivery, Reply, Script, Turn
 
 SILENT = Script(name="silent", turns=(Turn(says=Reply(text="late"), delivery=Delivery(delay_s=3600)),))
 
 
 async def test_top_sees_owners_idle_workers_and_open_runs_and_doctor_finds_all_at_work(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, tmp_path: Path, deployed: Deploy
 ):
     config = str(tmp_path / "tokenbus.toml")
 
@@ -33,7 +33,7 @@ async def test_top_sees_owners_idle_workers_and_open_runs_and_doctor_finds_all_a
         [parser] = [stage for stage in now["stages"] if stage["name"] == "parser"]
         return sum(partition["open"] for partition in parser["partitions"])
 
-    async with MockProvider([SILENT]) as provider, fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS):
+    async with deployed([SILENT], WITH_TOOLS):
         runs = [await send("silent") for _ in range(6)]
 
         async def all_open() -> bool:

@@ -18,14 +18,16 @@ class Word(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     by: str = ""
 
 
-class NoTool(StreamProcessor):
-    """Holds each tool call back until it is complete, and those of the tool ``word`` for good."""
-
+class Holding(StreamProcessor):
     Options = Word
 
     def __init__(self, options: Word) -> None:
         super().__init__(options)
         self._held: list[PublicEvent] = []
+
+
+class NoTool(Holding):
+    """Holds each tool call back until it is complete, and those of the tool ``word`` for good."""
 
     async def on_chunk(self, chunk: PublicEvent, state: StreamState, context: StreamContext) -> None:
         if getattr(chunk, "kind", "") != "tool_call":
@@ -41,14 +43,8 @@ class NoTool(StreamProcessor):
                 await context.send(each)
 
 
-class WholeRun(StreamProcessor):
+class WholeRun(Holding):
     """Holds everything until the run ends, and waits for a file `go` in the folder MARKS before it lets it out."""
-
-    Options = Word
-
-    def __init__(self, options: Word) -> None:
-        super().__init__(options)
-        self._held: list[PublicEvent] = []
 
     async def on_chunk(self, chunk: PublicEvent, state: StreamState, context: StreamContext) -> None:
         self._held.append(chunk)
@@ -109,14 +105,8 @@ class Broken(StreamProcessor):
         await context.send(chunk)
 
 
-class Slow(StreamProcessor):
+class Slow(Holding):
     """Puts each text off until a file `go` is in the folder MARKS; the rest flows on. Counts its calls there."""
-
-    Options = Word
-
-    def __init__(self, options: Word) -> None:
-        super().__init__(options)
-        self._held: list[PublicEvent] = []
 
     async def on_chunk(self, chunk: PublicEvent, state: StreamState, context: StreamContext) -> None:
         if getattr(chunk, "kind", "") != "text":
@@ -135,14 +125,8 @@ class Slow(StreamProcessor):
         return held
 
 
-class AsksTheBus(StreamProcessor):
+class AsksTheBus(Holding):
     """Withholds a run's text until a model, called through the bus, has judged it."""
-
-    Options = Word
-
-    def __init__(self, options: Word) -> None:
-        super().__init__(options)
-        self._held: list[PublicEvent] = []
 
     async def on_chunk(self, chunk: PublicEvent, state: StreamState, context: StreamContext) -> None:
         self._held.append(chunk)

@@ -11,13 +11,13 @@ import msgspec
 import pytest
 
 from tests.e2e import judge
-from tests.e2e.conftest import Send
+from tests.e2e.conftest import Deploy, Send
 from tests.e2e.fleet import PIPELINE, Kind, ended, fleet
 from tests.e2e.policies.test_policy_stage import decisions_of, policy
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, Turn
+from tokenbus_services.mock_provider import Delivery, Reply, Script, Turn
 
 POLICY: tuple[Kind, ...] = ("policy",)
 REPLY = " ".join(f"word{i}" for i in range(30))
@@ -91,15 +91,12 @@ def starts(directory: Path, use: str, run: str) -> list[int]:
 
 @pytest.mark.timeout(300)
 async def test_each_bad_policy_ends_its_own_run_by_its_on_error_and_touches_no_other(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, tmp_path: Path, deployed: Deploy
 ) -> None:
     toml = LIMITS + GOOD
     for use in HARM:
         toml += bad(use) + bad(use, "pass", name=f"{use.lower()}_pass")
-    async with (
-        MockProvider([TALK]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml) as services,
-    ):
+    async with deployed([TALK], PIPELINE, toml) as (_, services):
         await services.start(*POLICY, env={"MARKS": str(tmp_path)})
         probes = Probes(server, keys, send)
         blocked = {await send("talk", policies=["good", use.lower()]): use for use in HARM}
@@ -148,13 +145,10 @@ async def test_each_bad_policy_ends_its_own_run_by_its_on_error_and_touches_no_o
 
 
 async def test_a_policy_that_blocks_for_less_than_its_timeout_ends_well_and_holds_up_no_other(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, tmp_path: Path, deployed: Deploy
 ) -> None:
     toml = GOOD + bad("Naps", timeout_s=30)
-    async with (
-        MockProvider([TALK]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml) as services,
-    ):
+    async with deployed([TALK], PIPELINE, toml) as (_, services):
         await services.start(*POLICY, env={"MARKS": str(tmp_path)})
         slow = [await send("talk", policies=["naps"]) for _ in range(3)]
         quick = [await send("talk", policies=["good"]) for _ in range(4)]
@@ -169,13 +163,10 @@ async def test_a_policy_that_blocks_for_less_than_its_timeout_ends_well_and_hold
 
 @pytest.mark.timeout(120)
 async def test_the_count_of_starts_survives_the_worker(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, tmp_path: Path, deployed: Deploy
 ) -> None:
     toml = GOOD + bad("Sleeps", timeout_s=2)
-    async with (
-        MockProvider([TALK]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml) as services,
-    ):
+    async with deployed([TALK], PIPELINE, toml) as (_, services):
         [first] = await services.start(*POLICY, env={"MARKS": str(tmp_path)})
         run = await send("talk", policies=["sleeps"])
         innocent = await send("talk", policies=["good"])
@@ -192,13 +183,10 @@ async def test_the_count_of_starts_survives_the_worker(
 
 
 async def test_the_executors_of_a_killed_worker_end_with_it(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, send: Send, tmp_path: Path, deployed: Deploy
 ) -> None:
     toml = GOOD + bad("Sleeps", timeout_s=600)
-    async with (
-        MockProvider([TALK]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml) as services,
-    ):
+    async with deployed([TALK], PIPELINE, toml) as (_, services):
         [worker] = await services.start(*POLICY, env={"MARKS": str(tmp_path)})
         run = await send("talk", policies=["sleeps"])
         await eventually(lambda: starts(tmp_path, "Sleeps", run))

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e import judge
-from tests.e2e.conftest import Send
-from tests.e2e.fleet import PIPELINE, ended, fleet
+from tests.e2e.conftest import Deploy, Send
+from tests.e2e.fleet import PIPELINE, ended
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import MockProvider, Reply, Script, Turn
+from tokenbus_services.mock_provider import Reply, Script, Turn
 
 LAG_BYTES = 64 * 1024
 WORDS = 2_000_000
@@ -54,13 +53,10 @@ async def over(server: Server, keys: Keys, run: str) -> bool:
 
 @pytest.mark.timeout(300)
 async def test_a_stalled_policy_stage_stops_the_reading_of_sockets_and_nothing_is_lost(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     clock = asyncio.get_running_loop().time
-    async with (
-        MockProvider([LONG]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, TOML) as services,
-    ):
+    async with deployed([LONG], PIPELINE, TOML) as (provider, services):
         (policy,) = await services.start("policy")
         policy.freeze()
         run = await send("long", policies=["plain"])
@@ -88,13 +84,10 @@ async def test_a_stalled_policy_stage_stops_the_reading_of_sockets_and_nothing_i
 
 @pytest.mark.timeout(300)
 async def test_without_a_policy_worker_only_runs_with_policies_wait(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     names = [name for name in (f"run-{n}" for n in range(100)) if keys.partition_of(name) == 0]
-    async with (
-        MockProvider([MIDDLE, SHORT]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, TOML) as services,
-    ):
+    async with deployed([MIDDLE, SHORT], PIPELINE, TOML) as (provider, services):
         long = await send("middle", id=names[0], policies=["plain"])
         await eventually(lambda: over(server, keys, long), timeout=60)
         behind = await send("short", id=names[1], policies=["plain"])

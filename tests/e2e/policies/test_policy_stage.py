@@ -11,7 +11,7 @@ import pytest
 
 from tests.contract.bus.state import everything, put_back
 from tests.e2e import judge
-from tests.e2e.conftest import WEATHER, Send
+from tests.e2e.conftest import WEATHER, Deploy, Send
 from tests.e2e.fleet import CHAINED, PIPELINE, SEPARATE, Kind, ended, fleet, log_of
 from tests.servers import cluster
 from tests.waiting import eventually
@@ -67,12 +67,9 @@ async def decisions_of(server: Server, keys: Keys, run: str) -> list[dict[str, A
 
 
 async def test_no_output_of_a_run_is_published_before_its_policy_releases_it(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, tmp_path: Path, deployed: Deploy
 ) -> None:
-    async with (
-        MockProvider([TALK]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, (), policy("whole", "WholeRun")) as services,
-    ):
+    async with deployed([TALK], (), policy("whole", "WholeRun")) as (_, services):
         await services.start(*PIPELINE, *POLICY, env={"MARKS": str(tmp_path)})
         run = await send("talk", policies=["whole"])
         await eventually((tmp_path / f"judging-{run}").exists)
@@ -85,15 +82,12 @@ async def test_no_output_of_a_run_is_published_before_its_policy_releases_it(
 
 
 async def test_a_blocked_tool_never_runs_and_a_parallel_call_does(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, tmp_path: Path, deployed: Deploy
 ) -> None:
     (tmp_path / "touch_tool.py").write_text(TOUCH)
     toml = '[tools.touch]\nkind = "python"\ncall = "touch_tool:touch"\n' + policy("no_touch", "NoTool", word="touch")
     toml += '\n[[policy_routes]]\npolicies = ["no_touch"]\nmodels = ["call*"]\n'
-    async with (
-        MockProvider([CALLS]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, (), toml) as services,
-    ):
+    async with deployed([CALLS], (), toml) as (provider, services):
         await services.start("tools", env={"PYTHONPATH": path_with(tmp_path), "MARKS": str(tmp_path)})
         await services.start(*PIPELINE, *POLICY, env={"MARKS": str(tmp_path)})
         run = await send("calls", tools=[TOUCH_TOOL, WEATHER])
@@ -112,7 +106,7 @@ async def test_a_blocked_tool_never_runs_and_a_parallel_call_does(
 
 
 async def test_a_call_with_a_number_beyond_64_bits_runs_and_holds_up_nothing(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, tmp_path: Path, deployed: Deploy
 ) -> None:
     huge = 10**30
     large = Script(
@@ -126,10 +120,7 @@ async def test_a_call_with_a_number_beyond_64_bits_runs_and_holds_up_nothing(
     toml = '[tools.double]\nkind = "python"\ncall = "double_tool:double"\n'
     toml += policy("hide", "Replace", word="x", by="y")
     tool = {"name": "double", "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}}}
-    async with (
-        MockProvider([large]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, (), toml) as services,
-    ):
+    async with deployed([large], (), toml) as (_, services):
         await services.start("tools", env={"PYTHONPATH": path_with(tmp_path)})
         await services.start(*PIPELINE, *POLICY)
         run = await send("large", tools=[tool], policies=["hide"])
@@ -142,14 +133,11 @@ async def test_a_call_with_a_number_beyond_64_bits_runs_and_holds_up_nothing(
 
 
 async def test_policies_in_a_chain_replace_across_pieces_and_end_a_run(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     toml = policy("hide", "Replace", word="swordfish", by="*****")
     toml += policy("stop", "StopAt", word="*****", by="[ended]")
-    async with (
-        MockProvider([TALK]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, (*PIPELINE, *POLICY), toml),
-    ):
+    async with deployed([TALK], (*PIPELINE, *POLICY), toml):
         hidden = await send("talk", policies=["hide"])
         stopped = await send("talk", policies=["hide", "stop"])
         logs: Any = await ended(server.client, keys, [hidden, stopped])
@@ -164,13 +152,10 @@ async def test_policies_in_a_chain_replace_across_pieces_and_end_a_run(
 
 
 async def test_a_policy_that_fails_blocks_the_run_or_lets_it_pass_as_its_settings_say(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     toml = policy("strict", "Broken") + policy("loose", "Broken", 'on_error = "pass"')
-    async with (
-        MockProvider([TALK]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, (*PIPELINE, *POLICY), toml),
-    ):
+    async with deployed([TALK], (*PIPELINE, *POLICY), toml):
         strict = await send("talk", policies=["strict"])
         loose = await send("talk", policies=["loose"])
         logs: Any = await ended(server.client, keys, [strict, loose])
@@ -184,14 +169,11 @@ async def test_a_policy_that_fails_blocks_the_run_or_lets_it_pass_as_its_setting
 
 
 async def test_without_a_policy_worker_a_run_ends_when_its_patience_does(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     toml = "[limits]\npolicy_slack_s = 0.5\n" + policy("strict", "Broken", "timeout_s = 0.2")
     toml += policy("loose", "Broken", 'timeout_s = 0.2\non_error = "pass"')
-    async with (
-        MockProvider([TALK]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml),
-    ):
+    async with deployed([TALK], PIPELINE, toml):
         strict = await send("talk", policies=["strict"])
         loose = await send("talk", policies=["loose"])
         logs: Any = await ended(server.client, keys, [strict, loose])
@@ -202,14 +184,9 @@ async def test_without_a_policy_worker_a_run_ends_when_its_patience_does(
 
 
 async def test_a_policy_worker_killed_in_mid_run_is_replaced_and_no_text_is_published_twice(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
-    async with (
-        MockProvider([LONG]) as provider,
-        fleet(
-            tmp_path, server_url, keys, provider.url, PIPELINE, policy("hide", "Replace", word="word1", by="W")
-        ) as services,
-    ):
+    async with deployed([LONG], PIPELINE, policy("hide", "Replace", word="word1", by="W")) as (_, services):
         (first,) = await services.start(*POLICY)
         runs = [await send("long", policies=["hide"]) for _ in range(3)]
 
@@ -227,13 +204,10 @@ async def test_a_policy_worker_killed_in_mid_run_is_replaced_and_no_text_is_publ
 
 
 async def test_output_deferred_by_a_dead_worker_is_judged_again_and_published_once(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, tmp_path: Path, deployed: Deploy
 ) -> None:
     env = {"MARKS": str(tmp_path)}
-    async with (
-        MockProvider([TALK]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, policy("slow", "Slow")) as services,
-    ):
+    async with deployed([TALK], PIPELINE, policy("slow", "Slow")) as (_, services):
         (first,) = await services.start(*POLICY, env=env)
         run = await send("talk", policies=["slow"])
         await eventually((tmp_path / "calls").exists)
@@ -296,12 +270,9 @@ async def test_policies_hold_on_every_node_of_a_cluster_though_their_worker_dies
 
 
 async def test_a_cancel_ends_a_run_whose_judge_never_answers(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, tmp_path: Path, deployed: Deploy
 ) -> None:
-    async with (
-        MockProvider([TALK]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, (), policy("whole", "WholeRun")) as services,
-    ):
+    async with deployed([TALK], (), policy("whole", "WholeRun")) as (_, services):
         await services.start(*PIPELINE, *POLICY, env={"MARKS": str(tmp_path)})
         run = await send("talk", policies=["whole"])
         await eventually((tmp_path / f"judging-{run}").exists)
@@ -312,13 +283,10 @@ async def test_a_cancel_ends_a_run_whose_judge_never_answers(
 
 
 async def test_a_policy_that_every_run_meets_may_ask_the_bus_and_does_not_judge_its_own_question(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     toml = policy("asks", "AsksTheBus", "timeout_s = 60") + '\n[[policy_routes]]\npolicies = ["asks"]\n'
-    async with (
-        MockProvider([TALK, SHORT]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, (*PIPELINE, *POLICY), toml),
-    ):
+    async with deployed([TALK, SHORT], (*PIPELINE, *POLICY), toml) as (provider, _):
         asked_about = await send("talk")
         logs: Any = await ended(server.client, keys, [asked_about])
         assert len(provider.requests) == 2
@@ -339,17 +307,14 @@ async def test_a_policy_that_every_run_meets_may_ask_the_bus_and_does_not_judge_
 
 
 async def test_a_run_whose_policies_wait_for_those_of_others_is_patient(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, tmp_path: Path, deployed: Deploy
 ) -> None:
     toml = "[limits]\npolicy_calls_per_worker = 2\npolicy_slack_s = 0.5\n" + policy(
         "whole", "WholeRun", "timeout_s = 90"
     )
     toml += policy("hide", "Replace", "timeout_s = 0.2", word="swordfish", by="*****")
     patience_s, clock = 0.5 + 0.2, asyncio.get_running_loop().time
-    async with (
-        MockProvider([TALK]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml) as services,
-    ):
+    async with deployed([TALK], PIPELINE, toml) as (provider, services):
         await services.start(*POLICY, env={"MARKS": str(tmp_path)})
         slow = [await send("talk", policies=["whole"]) for _ in range(2)]
         await eventually(lambda: len(list(tmp_path.glob("judging*"))) == 2)
@@ -367,12 +332,9 @@ async def test_a_run_whose_policies_wait_for_those_of_others_is_patient(
 
 
 async def test_a_request_that_names_a_policy_which_is_not_there_is_refused(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
-    async with (
-        MockProvider([TALK]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE),
-    ):
+    async with deployed([TALK], PIPELINE):
         run = await send("talk", policies=["nobody"])
         log: Any = (await ended(server.client, keys, [run]))[run]
     assert (log[-1]["type"], log[-1]["error"]["where"]) == ("failed", "policies[0]")
@@ -386,19 +348,9 @@ def path_with(folder: Path) -> str:
 
 
 async def test_the_policy_worker_forgets_a_run_whose_end_a_fail_over_lost(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
-    async with (
-        MockProvider([LONG]) as provider,
-        fleet(
-            tmp_path,
-            server_url,
-            keys,
-            provider.url,
-            (*PIPELINE, *POLICY),
-            policy("good", "Replace", word="word1", by="W"),
-        ),
-    ):
+    async with deployed([LONG], (*PIPELINE, *POLICY), policy("good", "Replace", word="word1", by="W")):
         run = await send("long", policies=["good"])
 
         async def received(events: int) -> bool:
@@ -451,7 +403,7 @@ SEARCH: tuple[dict[str, Any], ...] = (
 
 @pytest.mark.parametrize("chained", [True, False])
 async def test_what_the_provider_runs_is_heard_in_order_and_policies_see_it(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, chained: bool
+    server: Server, keys: Keys, send: Send, tmp_path: Path, chained: bool, deployed: Deploy
 ) -> None:
     framed = b"".join(b"data: " + msgspec.json.encode(event) + b"\n\n" for event in SEARCH)
     (tmp_path / "search.sse").write_bytes(framed)
@@ -460,10 +412,7 @@ async def test_what_the_provider_runs_is_heard_in_order_and_policies_see_it(
     toml += 'more = [{find = "swordfish", replace = "***"}]\n'
     toml += '\n[policies.deny]\nuse = "tokenbus.policy:ToolRules"\n[policies.deny.options]\ndeny = ["web_search*"]\n'
     kinds = CHAINED if chained else SEPARATE
-    async with (
-        MockProvider([search]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, (), toml) as services,
-    ):
+    async with deployed([search], (), toml) as (_, services):
         await services.start(*kinds, *POLICY)
         chosen: dict[str, list[str]] = {"plain": [], "hidden": ["hide"], "denied": ["deny"]}
         for run, policies in chosen.items():

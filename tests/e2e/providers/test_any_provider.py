@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e import judge
-from tests.e2e.conftest import Send
+from tests.e2e.conftest import Deploy, Send
 from tests.e2e.fleet import BASE_PATHS, PIPELINE, ended, fleet, provider_table
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
@@ -36,9 +36,9 @@ CITY = {
 
 
 async def test_a_repaired_history_is_noted_at_the_runs_end(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
-    async with MockProvider([HELLO]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE, QUICK):
+    async with deployed([HELLO], PIPELINE, QUICK) as (provider, _):
         runs = [await send("hello", provider=api, messages=ORPHANS) for api in BASE_PATHS]
         logs: Any = await ended(server.client, keys, runs)
         bodies = [exchange.http_request.body for exchange in provider.requests]
@@ -55,9 +55,9 @@ async def test_a_repaired_history_is_noted_at_the_runs_end(
 
 
 async def test_the_schema_of_the_answer_reaches_each_provider(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
-    async with MockProvider([HELLO]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE, QUICK):
+    async with deployed([HELLO], PIPELINE, QUICK) as (provider, _):
         output_schema = {"schema": CITY, "name": "city", "strict": True}
         runs = [await send("hello", provider=api, output_schema=output_schema) for api in BASE_PATHS]
         await ended(server.client, keys, runs)

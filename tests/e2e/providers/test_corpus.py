@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from tests.e2e import judge
-from tests.e2e.conftest import Send
-from tests.e2e.fleet import PIPELINE, ended, fleet
+from tests.e2e.conftest import Deploy, Send
+from tests.e2e.fleet import PIPELINE, ended
 from tests.e2e.media.test_media import with_store
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
@@ -46,7 +46,7 @@ def recordings() -> list[dict[str, Any]]:
 
 @pytest.mark.skipif(not CORPUS.exists(), reason="no corpus: it lies beside the project, or where TOKENBUS_CORPUS says")
 async def test_recorded_streams_give_the_recorded_answers(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     rows = recordings()
     assert len(rows) > 100
@@ -66,10 +66,7 @@ async def test_recorded_streams_give_the_recorded_answers(
         )
         for i, row in enumerate(rows)
     ]
-    async with (
-        MockProvider(scripts) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE) as running,
-    ):
+    async with deployed(scripts, PIPELINE) as (_, running):
         runs = [
             await send(f"recording-{i}", provider=PROVIDERS[row["api"]], max_tool_depth=0) for i, row in enumerate(rows)
         ]

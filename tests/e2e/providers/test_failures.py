@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e import judge
-from tests.e2e.conftest import WEATHER, Send
+from tests.e2e.conftest import WEATHER, Deploy, Send
 from tests.e2e.fleet import BASE_PATHS, PIPELINE, WITH_TOOLS, ended, fleet, provider_table
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
@@ -111,10 +111,10 @@ async def test_a_failure_is_retried_unless_visible_text_was_emitted(
 
 
 async def test_restart_repeats_the_answer_and_reports_which_blocks_are_void(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     script = Script(name="again", turns=(Turn(says=REPLY, first=(CutOff(after_text="full"),)),))
-    async with MockProvider([script]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE, QUICK):
+    async with deployed([script], PIPELINE, QUICK):
         run = await send("again", on_failure="restart")
         log: Any = (await ended(server.client, keys, [run]))[run]
     judge.check(log)
@@ -124,10 +124,10 @@ async def test_restart_repeats_the_answer_and_reports_which_blocks_are_void(
 
 
 async def test_a_deadline_ends_the_run_and_closes_the_socket(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     script = Script(name="slow", turns=(Turn(says=REPLY, fault=Stall(after_text="think")),))
-    async with MockProvider([script]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE):
+    async with deployed([script], PIPELINE) as (provider, _):
         run = await send("slow", deadline_s=4)
         log: Any = (await ended(server.client, keys, [run]))[run]
         await provider.disconnected(provider.requests[0])
@@ -136,16 +136,13 @@ async def test_a_deadline_ends_the_run_and_closes_the_socket(
 
 
 async def test_a_call_that_does_not_stream_gives_the_same_blocks_with_one_chunk_each(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     turns = (
         Turn(says=Reply(text=REPLY_TEXT, tool_calls=(ToolCall(name="weather", arguments={"city": "Bern"}),))),
         Turn(says=Reply(text="Take it along."), delivery=Delivery(cuts=Random(seed=1, largest=9))),
     )
-    async with (
-        MockProvider([Script(name="both", turns=turns)]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS),
-    ):
+    async with deployed([Script(name="both", turns=turns)], WITH_TOOLS):
         runs = {
             (api, stream): await send("both", provider=api, tools=[WEATHER], stream=stream)
             for api in APIS
@@ -162,9 +159,7 @@ async def test_a_call_that_does_not_stream_gives_the_same_blocks_with_one_chunk_
             assert parts in ([None], ["name", "id", "input"]), f"{api}: one chunk a block, a call's three parts apart"
 
 
-async def test_the_model_receives_a_tools_failure(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
-) -> None:
+async def test_the_model_receives_a_tools_failure(server: Server, keys: Keys, send: Send, deployed: Deploy) -> None:
     calls = (
         ToolCall(name="weather", arguments='{"city": '),
         ToolCall(name="weather", arguments={"town": "Bern"}),
@@ -172,10 +167,7 @@ async def test_the_model_receives_a_tools_failure(
         ToolCall(name="weather", arguments={"city": "Bern"}),
     )
     turns = (Turn(says=Reply(tool_calls=calls)), Turn(says=Reply(text="I see.")))
-    async with (
-        MockProvider([Script(name="calls", turns=turns)]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS),
-    ):
+    async with deployed([Script(name="calls", turns=turns)], WITH_TOOLS) as (provider, _):
         run = await send("calls", tools=[WEATHER, {"name": "unknown", "parameters": {"type": "object"}}])
         log: Any = (await ended(server.client, keys, [run]))[run]
         body = provider.requests[-1].http_request.body

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.e2e import judge
-from tests.e2e.conftest import WEATHER, Send
+from tests.e2e.conftest import WEATHER, Deploy, Send
 from tests.e2e.fleet import BASE_PATHS, PIPELINE, WITH_TOOLS, ended, fleet, log_of, provider_table
 from tests.waiting import eventually
 from tokenbus import Client
@@ -103,13 +103,10 @@ async def test_a_fallback_answers_if_the_first_fails_before_visible_output(
 
 
 async def test_after_visible_text_no_fallback_is_tried(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     script = Script(name="heard", turns=(Turn(says=Reply(text=REPLY), fault=ErrorEvent(after_text="another")),))
-    async with (
-        MockProvider([script, SPEAKS]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, QUICK),
-    ):
+    async with deployed([script, SPEAKS], PIPELINE, QUICK) as (provider, _):
         run = await send("heard", fallback=[to("gemini")])
         log: Any = (await ended(server.client, keys, [run]))[run]
         request_count = len(provider.requests)
@@ -119,16 +116,13 @@ async def test_after_visible_text_no_fallback_is_tried(
 
 
 async def test_the_turns_after_tools_stay_with_the_provider_that_answered(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     """The first calls a tool and then fails; the second reads the first's call and its result."""
     calls = Reply(tool_calls=(ToolCall(name="weather", arguments={"city": "Bern"}),))
     first = Script(name="first", turns=(Turn(says=calls), Turn(says=BROKEN, fault=Status(status=400))))
     second = Script(name="second", turns=(Turn(says=calls), Turn(says=calls), Turn(says=Reply(text=REPLY))))
-    async with (
-        MockProvider([first, second]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS, QUICK),
-    ):
+    async with deployed([first, second], WITH_TOOLS, QUICK) as (provider, _):
         run = await send("first", fallback=[to("openai-responses", "second")], tools=[WEATHER])
         log: Any = (await ended(server.client, keys, [run]))[run]
         requests = [
@@ -181,14 +175,11 @@ async def test_a_run_is_resumed_with_the_provider_that_answered_and_the_fallback
 
 
 async def test_the_end_of_prefill_text_is_read_as_its_provider_marks_it(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     first = Script(name="first", turns=(Turn(says=BROKEN, fault=Status(status=401)),))
     second = Script(name="second", turns=(Turn(says=Reply(text=f" {REPLY}<|eot|>\n\nHuman: nobody is to hear this")),))
-    async with (
-        MockProvider([first, second]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, QUICK),
-    ):
+    async with deployed([first, second], PIPELINE, QUICK):
         run = await send("first", mode="prefill", participant="Claude", fallback=[to("gemini", "second")])
         log: Any = (await ended(server.client, keys, [run]))[run]
     judge.check(log)
@@ -197,13 +188,10 @@ async def test_the_end_of_prefill_text_is_read_as_its_provider_marks_it(
 
 
 async def test_an_image_that_was_moved_out_of_the_request_reaches_the_next_as_well(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     first = Script(name="first", turns=(Turn(says=BROKEN, fault=Status(status=401)),))
-    async with (
-        MockProvider([first, SPEAKS]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, QUICK + "\n[blobs]\ninline_characters = 1\n"),
-    ):
+    async with deployed([first, SPEAKS], PIPELINE, QUICK + "\n[blobs]\ninline_characters = 1\n") as (provider, _):
         messages = picture("image/png", PNG)
         run = await send("first", messages=messages, fallback=[to(api) for api in ("openai-chat", "gemini")])
         log: Any = (await ended(server.client, keys, [run]))[run]
@@ -215,7 +203,7 @@ async def test_an_image_that_was_moved_out_of_the_request_reaches_the_next_as_we
 
 
 async def test_an_unsuitable_provider_is_refused_by_name_or_skipped_with_a_note(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     route = (
         '\n[[fallback_routes]]\nproviders = ["anthropic"]\nmodels = ["fi*"]\n'
@@ -233,10 +221,7 @@ async def test_an_unsuitable_provider_is_refused_by_name_or_skipped_with_a_note(
             ],
         },
     }
-    async with (
-        MockProvider([first, SPEAKS]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, QUICK + route),
-    ):
+    async with deployed([first, SPEAKS], PIPELINE, QUICK + route):
         refused = [await send("first", **fields) for fields in own.values()]
         routed = await send("first", messages=picture("image/gif", GIF))
         alone = await send("first", fallback=[])

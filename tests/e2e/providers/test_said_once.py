@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from tests.e2e import judge
-from tests.e2e.conftest import WEATHER, Send
-from tests.e2e.fleet import PIPELINE, ended, fleet
+from tests.e2e.conftest import WEATHER, Deploy, Send
+from tests.e2e.fleet import PIPELINE, ended
 from tests.unit.providers import test_said_once as shared
 from tests.unit.providers.reading import sse
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import Delivery, MockProvider, Random, Script, Turn, Wire
+from tokenbus_services.mock_provider import Delivery, Random, Script, Turn, Wire
 
 CALL = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": '{"city":"Bern"}'}
 SHIFTED = [
@@ -97,11 +96,11 @@ def halved(events: list[Any]) -> bytes:
 
 
 async def test_a_repeated_provider_event_is_published_once(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     scripts = [wire(name, sse(*events)) for name, (_, events) in STREAMS.items()]
     scripts += [wire(f"halves-{api}", halved(events)) for api, events in HALVES.items()]
-    async with MockProvider(scripts) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE):
+    async with deployed(scripts, PIPELINE):
         runs = {
             name: await send(name, provider=api, tools=[WEATHER], max_tool_depth=0)
             for name, (api, _) in STREAMS.items()
@@ -124,7 +123,7 @@ async def test_a_repeated_provider_event_is_published_once(
 
 
 async def test_no_other_participants_text_is_emitted_for_any_number_of_participants(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     """The provider gets ten names as stop strings, and would continue as the eleventh."""
     crowd = [{"role": "user", "participant": f"P{i}", "content": "Hello."} for i in range(14)]
@@ -135,7 +134,7 @@ async def test_no_other_participants_text_is_emitted_for_any_number_of_participa
     )
     end = [shared.stops(0), {"type": "message_delta", "delta": {"stop_reason": "end_turn"}}, {"type": "message_stop"}]
     script = wire("crowd", sse(first, *deltas, *end))
-    async with MockProvider([script]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE):
+    async with deployed([script], PIPELINE):
         run = await send("crowd", mode="prefill", participant="Claude", messages=crowd)
         logs: Any = await ended(server.client, keys, [run])
     judge.check(logs[run])

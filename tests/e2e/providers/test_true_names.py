@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Send
+from tests.e2e.conftest import Deploy, Send
 from tests.e2e.fleet import PIPELINE, ended, fleet, provider_table
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
@@ -51,9 +51,9 @@ async def test_no_spelling_of_a_name_passes_a_models_limit_by(
 
 @pytest.mark.parametrize("model", ["../../../x", "x/../../y", "a%2f..%2fb", "x\\..\\y"])
 async def test_a_model_that_would_choose_the_path_never_reaches_the_provider(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, model: str
+    server: Server, keys: Keys, send: Send, model: str, deployed: Deploy
 ) -> None:
-    async with MockProvider([HELLO]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE):
+    async with deployed([HELLO], PIPELINE) as (provider, _):
         run = await send(model, provider="gemini")
         log: Any = (await ended(server.client, keys, [run]))[run]
         assert not provider.requests

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
-from pathlib import Path
 from typing import Any
 
-from tests.e2e.conftest import Send
-from tests.e2e.fleet import PIPELINE, ended, fleet
+from tests.e2e.conftest import Deploy, Send
+from tests.e2e.fleet import PIPELINE, ended
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, Status, Turn
+from tokenbus_services.mock_provider import Delivery, Reply, Script, Status, Turn
 
 HELLO = Script(name="hello", turns=(Turn(says=Reply(text="Hello there")),))
 SILENT = Script(name="silent", turns=(Turn(says=Reply(text="late"), delivery=Delivery(delay_s=3600)),))
@@ -47,9 +46,9 @@ REJECTED: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 async def test_each_bad_request_is_reported_by_name_and_valid_ones_continue(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
-    async with MockProvider([HELLO, REFUSED]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE):
+    async with deployed([HELLO, REFUSED], PIPELINE):
         for name, (request, _, _) in REJECTED.items():
             data = json.dumps({"id": name.replace(" ", "-"), **request})
             await server.client.xadd(keys.requests, {"__data__": data})
@@ -80,12 +79,12 @@ async def test_each_bad_request_is_reported_by_name_and_valid_ones_continue(
 
 
 async def test_a_flood_of_bad_and_huge_requests_keeps_no_good_one_out(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     bad = [json.dumps({**GOOD, "max_tokens": n, "model": ""}) for n in range(FLOOD)]
     huge = json.dumps({**GOOD, "system": "x" * 5 * 2**20})
     good: list[str] = []
-    async with MockProvider([HELLO]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE):
+    async with deployed([HELLO], PIPELINE) as (provider, _):
         for part in range(4):
             for data in (*bad[part::4], huge, huge):
                 await server.client.xadd(keys.requests, {"__data__": data})
@@ -102,9 +101,9 @@ async def test_a_flood_of_bad_and_huge_requests_keeps_no_good_one_out(
 
 
 async def test_poison_on_any_internal_stream_ends_its_run_and_nothing_else(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
-    async with MockProvider([HELLO, SILENT]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE):
+    async with deployed([HELLO, SILENT], PIPELINE):
         await ended(server.client, keys, [await send("hello")])
         for topic in ("raw", "events", "turns"):
             # A run that its partition knows and that waits for its provider.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.e2e import judge
-from tests.e2e.conftest import Send
+from tests.e2e.conftest import Deploy, Send
 from tests.e2e.fleet import PIPELINE, Kind, ended, fleet, provider_table
 from tests.waiting import eventually
 from tokenbus import Client
@@ -62,12 +62,9 @@ async def cancel(server: Server, keys: Keys, run: str, **fields: Any) -> None:
     ("model", "stream"), [("slow", True), ("silent", True), ("silent", False)], ids=["mid-stream", "before", "whole"]
 )
 async def test_a_cancel_closes_the_providers_socket(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, model: str, stream: bool
+    server: Server, keys: Keys, send: Send, model: str, stream: bool, deployed: Deploy
 ) -> None:
-    async with (
-        MockProvider([SLOW, SILENT]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE),
-    ):
+    async with deployed([SLOW, SILENT], PIPELINE) as (provider, _):
         run = await send(model, stream=stream)
         exchange = await provider.requested()
         if model == "slow":
@@ -142,15 +139,12 @@ async def test_the_messages_of_a_cancelled_run_end_where_its_listener_stopped(
 
 
 async def test_a_cancel_during_a_tool_stops_the_tool_and_gives_its_call_a_result(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, tmp_path: Path, deployed: Deploy
 ) -> None:
     (tmp_path / "endless_tool.py").write_text(ENDLESS)
     begun, stopped = tmp_path / "begun", tmp_path / "stopped"
     toml = '[tools.endless]\nkind = "python"\ncall = "endless_tool:endless"\n'
-    async with (
-        MockProvider([CALLING]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, (), toml) as services,
-    ):
+    async with deployed([CALLING], (), toml) as (provider, services):
         await services.start("tools", env={"PYTHONPATH": str(tmp_path), "MARKS": str(tmp_path)})
         await services.start(*PIPELINE)
         run = await send("calling", tools=[{"name": "endless", "parameters": {"type": "object"}}])
@@ -171,12 +165,9 @@ async def test_a_cancel_during_a_tool_stops_the_tool_and_gives_its_call_a_result
     ids=["a retry's delay", "a limit"],
 )
 async def test_a_cancel_ends_a_wait(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, model: str, toml: str
+    server: Server, keys: Keys, send: Send, model: str, toml: str, deployed: Deploy
 ) -> None:
-    async with (
-        MockProvider([SLOW, BUSY]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml),
-    ):
+    async with deployed([SLOW, BUSY], PIPELINE, toml) as (provider, _):
         runs = [await send(model)]
         await provider.requested()
         if toml:
@@ -214,9 +205,9 @@ async def gone(server: Server, keys: Keys, run: str) -> bool:
 
 
 async def test_a_cancel_that_comes_before_its_request_takes_effect(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
-    async with MockProvider([SLOW]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE):
+    async with deployed([SLOW], PIPELINE) as (provider, _):
         await cancel(server, keys, "early")
         await eventually(lambda: server.client.exists(keys.run("early")))
         run = await send("slow", id="early")

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.e2e.conftest import WEATHER, Send
+from tests.e2e.conftest import WEATHER, Deploy, Send
 from tests.e2e.fleet import BASE_PATHS, PIPELINE, WITH_TOOLS, ended, fleet, provider_table
 from tests.e2e.media.test_media import with_store
 from tests.e2e.soundness import SOUND
@@ -206,7 +206,7 @@ GIF = b64encode(b"GIF89a").decode()
 
 
 async def test_repeated_tool_ids_names_and_odd_media_types_reach_each_provider_in_a_form_that_it_takes(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     kimi = "functions.weather:0"
     image = {"type": "image", "source": {"type": "base64", "media_type": "IMAGE/JPG;q=1", "data": "AAAA"}}
@@ -221,7 +221,7 @@ async def test_repeated_tool_ids_names_and_odd_media_types_reach_each_provider_i
         {"role": "user", "content": "So?"},
     ]
     script = Script(name="claude-sonnet-4-6", turns=(Turn(says=Reply(text="Yes.")),), repeat_last=True)
-    async with MockProvider([script]) as provider, fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS[:3]):
+    async with deployed([script], WITH_TOOLS[:3]) as (provider, _):
         plain = [await send(script.name, provider=api, messages=messages) for api in BASE_PATHS]
         named = [await send(script.name, provider=api, messages=messages, names_in_text=True) for api in BASE_PATHS]
         logs: Any = await ended(server.client, keys, [*plain, *named])
@@ -250,10 +250,10 @@ async def test_repeated_tool_ids_names_and_odd_media_types_reach_each_provider_i
 
 
 async def test_broken_base64_is_refused_with_its_place_large_or_small(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     broken = ["", "data:image/png;base64,AAAA", "A", "A" * 300_001, "data:image/png;base64," + "A" * 300_000]
-    async with MockProvider([]) as provider, fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS[:3]):
+    async with deployed([], WITH_TOOLS[:3]) as (provider, _):
         runs: list[str] = []
         for data in broken:
             source = {"type": "base64", "media_type": "image/png", "data": data}
@@ -285,7 +285,7 @@ def answer_in_container(stop: str, *blocks: dict[str, Any], container: str = "co
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_container_goes_back_in_each_turn_and_in_the_next_run(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, stream: bool
+    server: Server, server_url: str, keys: Keys, send: Send, stream: bool, deployed: Deploy
 ) -> None:
     call = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Bern"}}
     said = {"type": "text", "text": "Rain."}
@@ -298,11 +298,7 @@ async def test_a_container_goes_back_in_each_turn_and_in_the_next_run(
         repeat_last=True,
     )
     plain = Script(name="plain", turns=(Turn(says=Reply(text="Yes.")),), repeat_last=True)
-    async with (
-        MockProvider([coder, plain]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS),
-        Client(server_url, prefix=keys.prefix) as bus,
-    ):
+    async with deployed([coder, plain], WITH_TOOLS) as (provider, _), Client(server_url, prefix=keys.prefix) as bus:
         run = await send("coder", tools=[WEATHER], stream=stream)
         log: Any = (await ended(server.client, keys, [run]))[run]
         assert log[-1]["type"] == "completed", log[-1]
@@ -321,14 +317,11 @@ async def test_a_container_goes_back_in_each_turn_and_in_the_next_run(
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_in_a_conversation_that_the_provider_keeps_nothing_is_sent_twice(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, stream: bool
+    server: Server, keys: Keys, send: Send, stream: bool, deployed: Deploy
 ) -> None:
     call = ToolCall(name="weather", arguments={"city": "Bern"})
     turns = (Turn(says=Reply(text="Let me see.", tool_calls=(call,))), Turn(says=Reply(text="Rain.")))
-    async with (
-        MockProvider([Script(name="kept", turns=turns)]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS),
-    ):
+    async with deployed([Script(name="kept", turns=turns)], WITH_TOOLS) as (provider, _):
         more = {"extra": {"conversation": "conv_1"}, "tools": [WEATHER], "stream": stream, "max_tool_depth": 1}
         run = await send("kept", provider="openai-responses", **more)
         log: Any = (await ended(server.client, keys, [run]))[run]
@@ -341,15 +334,12 @@ async def test_in_a_conversation_that_the_provider_keeps_nothing_is_sent_twice(
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_after_a_previous_response_each_turn_sends_what_is_new_since_it(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, stream: bool
+    server: Server, keys: Keys, send: Send, stream: bool, deployed: Deploy
 ) -> None:
     call = ToolCall(name="weather", arguments={"city": "Bern"})
     turns = (Turn(says=Reply(text="Let me see.", tool_calls=(call,))), Turn(says=Reply(text="Rain.")))
     scripts = [Script(name="before", turns=(Turn(says=Reply(text="Hello.")),)), Script(name="after", turns=turns)]
-    async with (
-        MockProvider(scripts) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS),
-    ):
+    async with deployed(scripts, WITH_TOOLS) as (provider, _):
         more: dict[str, Any] = {"provider": "openai-responses", "stream": stream}
         before = await send("before", **more, extra={"store": True})
         log: Any = (await ended(server.client, keys, [before]))[before]
@@ -367,13 +357,13 @@ async def test_after_a_previous_response_each_turn_sends_what_is_new_since_it(
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_an_answer_that_stops_at_its_compaction_is_continued_from_it(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, stream: bool
+    server: Server, keys: Keys, send: Send, stream: bool, deployed: Deploy
 ) -> None:
     compaction = {"type": "compaction", "content": "So far: Bern."}
     says = answer_in_container("compaction", compaction)
-    async with (
-        MockProvider([Script(name="compacts", turns=(Turn(says=says),), repeat_last=True)]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE),
+    async with deployed([Script(name="compacts", turns=(Turn(says=says),), repeat_last=True)], PIPELINE) as (
+        provider,
+        _,
     ):
         run = await send("compacts", stream=stream)
         log: Any = (await ended(server.client, keys, [run]))[run]
@@ -387,7 +377,7 @@ async def test_an_answer_that_stops_at_its_compaction_is_continued_from_it(
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_hosted_call_that_wants_an_approval_ends_the_run_and_the_answer_goes_back_with_it(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, stream: bool
+    server: Server, server_url: str, keys: Keys, send: Send, stream: bool, deployed: Deploy
 ) -> None:
     asked = {"type": "mcp_approval_request", "id": "mcpr_1", "server_label": "s", "name": "del", "arguments": "{}"}
     call = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "weather", "arguments": "{}"}
@@ -401,8 +391,7 @@ async def test_a_hosted_call_that_wants_an_approval_ends_the_run_and_the_answer_
     sse = b"".join(b"data: %b\n\n" % json.dumps(event).encode() for event in events)
     says = Wire(stream=sse, body=json.dumps(whole).encode())
     async with (
-        MockProvider([Script(name="asks", turns=(Turn(says=says),), repeat_last=True)]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS),
+        deployed([Script(name="asks", turns=(Turn(says=says),), repeat_last=True)], WITH_TOOLS) as (provider, _),
         Client(server_url, prefix=keys.prefix) as bus,
     ):
         run = await send("asks", provider="openai-responses", stream=stream, tools=[WEATHER])

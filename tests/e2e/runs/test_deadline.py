@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e import judge
-from tests.e2e.conftest import WEATHER, Send
+from tests.e2e.conftest import WEATHER, Deploy, Send
 from tests.e2e.fleet import PIPELINE, ended, fleet, log_of
 from tests.waiting import eventually
 from tokenbus.bus import scripts
@@ -15,7 +15,7 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.run_scripts import run_script as send_script
 from tokenbus.bus.server.server import Server
 from tokenbus.events.frames import CONTROL_ATTEMPT, Accepted, EventFrame, RunLimits, TurnWork, encode, turn_decoder
-from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, Stall, ToolCall, Turn
+from tokenbus_services.mock_provider import Delivery, Reply, Script, Stall, ToolCall, Turn
 
 REPLY = "One two three."
 CALLS = (ToolCall(name="weather", arguments={"city": "Bern"}), ToolCall(name="weather", arguments={"city": "Rome"}))
@@ -26,11 +26,9 @@ SCRIPTS = [
 ]
 
 
-async def test_a_deadline_ends_a_run_in_any_phase(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
-) -> None:
+async def test_a_deadline_ends_a_run_in_any_phase(server: Server, keys: Keys, send: Send, deployed: Deploy) -> None:
     # No tool executor runs: the calls stay open until the deadline.
-    async with MockProvider(SCRIPTS) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE):
+    async with deployed(SCRIPTS, PIPELINE) as (provider, _):
         runs = [
             await send(model, f"hello {name}", id=name, deadline_s=5, **more)
             for name, (model, more) in {
@@ -57,10 +55,10 @@ async def test_a_deadline_ends_a_run_in_any_phase(
 
 
 async def test_calls_without_an_executor_get_an_error_and_the_run_continues(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     quick = "\n[limits]\ntool_slack_s = 0.5\n"
-    async with MockProvider(SCRIPTS) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE, quick):
+    async with deployed(SCRIPTS, PIPELINE, quick):
         run = await send("calls", tools=[WEATHER], tool_timeout_s=0.5)
         log: Any = (await ended(server.client, keys, [run]))[run]
     judge.check(log)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e import judge
-from tests.e2e.conftest import WEATHER, Send
+from tests.e2e.conftest import WEATHER, Deploy, Send
 from tests.e2e.fleet import BASE_PATHS, PIPELINE, WITH_TOOLS, ended, fleet, provider_table
 from tokenbus import Client
 from tokenbus.bus.keys import Keys
@@ -71,9 +71,9 @@ async def visible(server: Server, keys: Keys, run: str) -> list[dict[str, Any]]:
 
 
 async def test_three_turns_with_parallel_tools_in_chat_are_the_same_for_each_api(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
-    async with MockProvider([THREE_TURNS]) as provider, fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS):
+    async with deployed([THREE_TURNS], WITH_TOOLS):
         runs = [
             await send("three", provider=api, tools=[WEATHER], stream=stream)
             for api in BASE_PATHS
@@ -92,9 +92,9 @@ async def test_three_turns_with_parallel_tools_in_chat_are_the_same_for_each_api
 
 
 async def test_signed_thinking_is_sent_back_unchanged_with_the_next_turn(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
-    async with MockProvider([SIGNED]) as provider, fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS):
+    async with deployed([SIGNED], WITH_TOOLS) as (provider, _):
         runs = [await send("signed", provider=api, tools=[WEATHER], id=api) for api in BASE_PATHS]
         logs: Any = await ended(server.client, keys, runs)
         requests = {e.request.api: e.request.body for e in provider.requests if e.request and e.request.turn}
@@ -132,14 +132,14 @@ async def test_a_stop_string_ends_the_turn_whether_its_provider_supports_it_or_n
 
 
 async def test_thinking_of_another_model_is_left_out_or_becomes_text_as_the_request_sets(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     messages = [
         {"role": "user", "content": "Is it raining?"},
         {"role": "assistant", "content": [{"type": "thinking", "text": "Hm."}, {"type": "text", "text": "Yes."}]},
         {"role": "user", "content": "Still?"},
     ]
-    async with MockProvider([HELLO]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE):
+    async with deployed([HELLO], PIPELINE) as (provider, _):
         for convert in (False, True):
             how: dict[str, Any] = {"messages": messages, "unsigned_thinking": "text" if convert else "drop"}
             runs = [await send("hello", provider=api, **how) for api in BASE_PATHS]
@@ -198,13 +198,12 @@ def _phases() -> bytes:
 
 
 async def test_commentary_is_named_by_its_block_visible_if_the_request_says_so_and_goes_back_with_its_phase(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, server_url: str, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     script = Script(name="codex", turns=(Turn(says=Wire(stream=_phases())),) * 9)
     toml = '[policies.watch]\nuse = "tokenbus.policy:RedactSecrets"\n'
     async with (
-        MockProvider([script]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, [*PIPELINE, "policy"], toml),
+        deployed([script], [*PIPELINE, "policy"], toml) as (provider, _),
         Client(server_url, prefix=keys.prefix) as bus,
     ):
         runs = {

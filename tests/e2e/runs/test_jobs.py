@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e import judge
-from tests.e2e.conftest import WEATHER, Send
-from tests.e2e.fleet import PIPELINE, WITH_TOOLS, Kind, ended, fleet
+from tests.e2e.conftest import WEATHER, Deploy, Send
+from tests.e2e.fleet import PIPELINE, WITH_TOOLS, Kind, ended
 from tests.e2e.runs.test_cancel import cancel
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
@@ -17,7 +16,6 @@ from tokenbus.bus.server.server import Server
 from tokenbus_services.mock_provider import (
     CutOff,
     HangUp,
-    MockProvider,
     Reply,
     Script,
     Stall,
@@ -46,7 +44,7 @@ def of(log: list[dict[str, Any]]) -> tuple[str, str, set[int]]:
 
 @pytest.mark.parametrize("policies", [[], ["watch"]], ids=["", "judged"])
 async def test_a_cut_job_is_read_on_from_the_cut_and_one_that_is_not_streamed_is_polled(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, policies: list[str]
+    server: Server, keys: Keys, send: Send, policies: list[str], deployed: Deploy
 ) -> None:
     scripts = [
         job("cut", CutOff(after_text="two"), CutOff(after_text="four", reset=True)),
@@ -56,10 +54,7 @@ async def test_a_cut_job_is_read_on_from_the_cut_and_one_that_is_not_streamed_is
         job("unstreamed", CutOff(after_text="two"), Status(status=400)),
     ]
     services: list[Kind] = [*PIPELINE, *(["policy"] if policies else [])]
-    async with (
-        MockProvider(scripts) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, services, RETRY + POLICY),
-    ):
+    async with deployed(scripts, services, RETRY + POLICY) as (provider, _):
         runs = {
             script.name: await send(script.name, stream=script.name != "polled", policies=policies, **JOB)
             for script in scripts
@@ -79,13 +74,10 @@ async def test_a_cut_job_is_read_on_from_the_cut_and_one_that_is_not_streamed_is
 @pytest.mark.parametrize("end", ["stop", "kill"])
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "polled"])
 async def test_a_job_outlives_its_fetcher_in_the_same_attempt(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, end: str, stream: bool
+    server: Server, keys: Keys, send: Send, end: str, stream: bool, deployed: Deploy
 ) -> None:
     script = job("long", Stall(after_text="two") if stream else None, queued=4)
-    async with (
-        MockProvider([script]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, RETRY + "[stages]\ndrain_s = 0.0\n") as running,
-    ):
+    async with deployed([script], PIPELINE, RETRY + "[stages]\ndrain_s = 0.0\n") as (provider, running):
         run = await send("long", stream=stream, **JOB)
         await provider.until(lambda: bool(provider.jobs.started and (stream or provider.jobs.started[0].looks)))
 
@@ -114,10 +106,10 @@ async def test_a_job_outlives_its_fetcher_in_the_same_attempt(
 
 
 async def test_a_cancel_of_the_run_cancels_its_job_at_the_provider(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     scripts = [job("streamed", Stall(after_text="two")), job("polled", queued=1000)]
-    async with MockProvider(scripts) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE):
+    async with deployed(scripts, PIPELINE) as (provider, _):
         runs = [await send(script.name, stream=script.name == "streamed", **JOB) for script in scripts]
         late = await send("polled", "later", stream=False, deadline_s=2.0, **JOB)
         await provider.until(lambda: len(provider.jobs.started) == 3)
@@ -131,11 +123,9 @@ async def test_a_cancel_of_the_run_cancels_its_job_at_the_provider(
         assert len(provider.jobs.started) == 3
 
 
-async def test_a_job_ends_its_turn_as_its_status_says(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
-) -> None:
+async def test_a_job_ends_its_turn_as_its_status_says(server: Server, keys: Keys, send: Send, deployed: Deploy) -> None:
     scripts = [job("cancelled", queued=1000), job("length", says=Reply(text="on", finish="length"))]
-    async with MockProvider(scripts) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE):
+    async with deployed(scripts, PIPELINE) as (provider, _):
         length = await send("length", stream=False, **JOB)
         run = await send("cancelled", stream=False, **JOB)
         await provider.until(lambda: any(job.looks for job in provider.jobs.started if job.turn.queued))
@@ -147,7 +137,7 @@ async def test_a_job_ends_its_turn_as_its_status_says(
 
 
 async def test_a_later_attempt_of_the_turn_reads_the_same_job_and_a_failed_job_is_followed_by_a_new_one(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     failed = (
         b'data: {"type":"response.queued","sequence_number":0,"response":{"id":"resp_1","status":"queued"}}\n\n'
@@ -166,7 +156,7 @@ async def test_a_later_attempt_of_the_turn_reads_the_same_job_and_a_failed_job_i
         ),
     ]
     toml = RETRY + "max_attempts = 2\n"
-    async with MockProvider(scripts) as provider, fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS, toml):
+    async with deployed(scripts, WITH_TOOLS, toml) as (provider, _):
         gone = await send("gone", on_failure="restart", **JOB)
         fails = await send("fails", **JOB)
         calls = await send("calls", tools=[WEATHER], **JOB)
@@ -181,16 +171,13 @@ async def test_a_later_attempt_of_the_turn_reads_the_same_job_and_a_failed_job_i
 
 
 async def test_a_job_whose_turn_goes_to_another_provider_is_cancelled(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     silent = Script(
         name="silent", turns=(Turn(says=Reply(text=TEXT), first=(CutOff(after_events=1),), fault=Status(status=503)),)
     )
     toml = RETRY + "max_attempts = 2\n"
-    async with (
-        MockProvider([silent, job("other")]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml),
-    ):
+    async with deployed([silent, job("other")], PIPELINE, toml) as (provider, _):
         run = await send("silent", fallback=[{"provider": "anthropic", "model": "other"}], **JOB)
         logs: Any = await ended(server.client, keys, [run])
         assert of(logs[run])[:2] == ("completed", TEXT)
@@ -198,7 +185,7 @@ async def test_a_job_whose_turn_goes_to_another_provider_is_cancelled(
 
 
 async def test_an_interaction_that_is_cut_is_looked_at_to_its_end_and_one_of_a_cancelled_run_is_cancelled(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     call = ToolCall(name="weather", arguments={"city": "Oslo"})
     scripts = [
@@ -214,10 +201,7 @@ async def test_an_interaction_that_is_cut_is_looked_at_to_its_end_and_one_of_a_c
         job("stalls", Stall(after_text="two")),
     ]
     how: dict[str, Any] = {**JOB, "provider": "gemini-interactions"}
-    async with (
-        MockProvider(scripts) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS, RETRY),
-    ):
+    async with deployed(scripts, WITH_TOOLS, RETRY) as (provider, _):
         runs = {
             script.name: await send(script.name, stream=script.name != "polled", tools=[WEATHER], **how)
             for script in scripts

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.e2e import judge
-from tests.e2e.conftest import WEATHER, Send
+from tests.e2e.conftest import WEATHER, Deploy, Send
 from tests.e2e.fleet import BASE_PATHS, CHAINED, SEPARATE, ended, fleet, log_of, provider_table
 from tests.e2e.media.test_images import PICTURES, WITH_TEXT, images_api
 from tests.e2e.policies.test_policy_stage import TALK, policy
@@ -168,12 +168,9 @@ async def _heard(server: Server, keys: Keys, run: str, word: str) -> bool:
 
 
 async def test_pipelines_and_separate_services_take_over_from_each_other_in_mid_run(
-    server: Server, server_url: str, send: Send, keys: Keys, tmp_path: Path
+    server: Server, send: Send, keys: Keys, deployed: Deploy
 ) -> None:
-    async with (
-        MockProvider([STORY]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, (*CHAINED, "fetcher")) as running,
-    ):
+    async with deployed([STORY], (*CHAINED, "fetcher")) as (_, running):
         runs = [await send("story", on_failure="restart") for _ in range(8)]
 
         async def streaming() -> bool:

@@ -8,14 +8,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.conftest import Send
-from tests.e2e.fleet import WITH_TOOLS, ended, fleet, log_of
+from tests.e2e.conftest import Deploy, Send
+from tests.e2e.fleet import WITH_TOOLS, ended, log_of
 from tests.services.cli.process import run as command
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus.events.frames import TurnWork, encode
-from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, Turn
+from tokenbus_services.mock_provider import Delivery, Reply, Script, Turn
 
 HELLO = Script(name="hello", turns=(Turn(says=Reply(text="Hello there")),))
 SILENT = Script(name="silent", turns=(Turn(says=Reply(text="late"), delivery=Delivery(delay_s=3600)),))
@@ -25,9 +25,9 @@ POISON = b"\xc1 poison"
 
 
 async def test_poison_of_every_origin_is_buried_and_what_it_stopped_is_asked_again(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, tmp_path: Path, deployed: Deploy
 ):
-    async with MockProvider([HELLO, SILENT]) as provider, fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS):
+    async with deployed([HELLO, SILENT], WITH_TOOLS):
         victims = {topic: await send("silent", id=f"poisoned-{topic}") for topic in STAGES}
         entries: dict[str, str] = {}
         for topic, run in victims.items():
@@ -67,10 +67,8 @@ async def test_poison_of_every_origin_is_buried_and_what_it_stopped_is_asked_aga
         assert (await ended(server.client, keys, [after]))[after][-1]["type"] == "completed"
 
 
-async def test_a_frame_of_an_unknown_run_stops_no_other_run(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
-):
-    async with MockProvider([HELLO]) as provider, fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS):
+async def test_a_frame_of_an_unknown_run_stops_no_other_run(server: Server, keys: Keys, send: Send, deployed: Deploy):
+    async with deployed([HELLO], WITH_TOOLS):
         work = encode(TurnWork("nobody", 0, 1))
         for topic in STAGES:
             for partition in range(keys.partitions):

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e import judge
-from tests.e2e.conftest import Send
-from tests.e2e.fleet import WITH_TOOLS, ended, fleet
+from tests.e2e.conftest import Deploy, Send
+from tests.e2e.fleet import WITH_TOOLS, ended
 from tokenbus import Client
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus.errors import RequestInvalid
-from tokenbus_services.mock_provider import MockProvider, Reply, Script, ToolCall, Turn
+from tokenbus_services.mock_provider import Reply, Script, ToolCall, Turn
 
 SAYS = Script(name="says", turns=(Turn(says=Reply(text="Hello there.")),), repeat_last=True)
 CALLS = Script(
@@ -27,9 +26,9 @@ CALLS = Script(
 
 
 async def test_an_unknown_field_is_refused_by_the_client_and_noted_by_intake(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, server_url: str, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
-    async with MockProvider([SAYS]) as provider, fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS):
+    async with deployed([SAYS], WITH_TOOLS):
         messages = [{"role": "user", "content": "Hi", "mood": "good"}]
         run = await send("says", max_token=5, messages=messages)
         log: Any = (await ended(server.client, keys, [run]))[run]
@@ -42,16 +41,16 @@ async def test_an_unknown_field_is_refused_by_the_client_and_noted_by_intake(
     assert log[-1]["type"] == "completed", log[-1]
     assert judge.text(log) == "Hello there."
     assert log[0]["notes"] == [
-        "messages[0].mood has no effect: there is no such field, only 'role', 'content', 'participant', 'extra'",
+        "messages[0].mood has no effect: there is no such field, only 'role', 'content', 'participant', 'id', 'extra'",
         "max_token has no effect: there is no such field; did you mean 'max_tokens'?",
     ]
     assert caught.value.where == "messages[0].mood"
 
 
 async def test_a_tool_by_its_name_alone_must_be_declared(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
-    async with MockProvider([SAYS, CALLS]) as provider, fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS):
+    async with deployed([SAYS, CALLS], WITH_TOOLS):
         misspelt = await send("says", tools=[{"name": "weather"}, {"name": "wether"}])
         strange = await send("says", tools=[{"name": "xyzzy"}])
         declared = await send("calls", tools=[{"name": "weather"}])

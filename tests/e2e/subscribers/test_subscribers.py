@@ -13,12 +13,12 @@ from typing import Any
 import redis.asyncio as redis
 
 from tests.e2e import judge
-from tests.e2e.conftest import WEATHER, Send
-from tests.e2e.fleet import WITH_TOOLS, ended, fleet
+from tests.e2e.conftest import WEATHER, Deploy, Send
+from tests.e2e.fleet import WITH_TOOLS, ended
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import Delivery, Fixed, MockProvider, Script, Turn
+from tokenbus_services.mock_provider import Delivery, Fixed, Script, Turn
 from tokenbus_services.mock_provider.demo import DEMO_MODEL, DEMO_PROMPT, demo_scripts
 
 
@@ -56,7 +56,7 @@ async def faststream_listener(url: str, keys: Keys) -> AsyncGenerator[asyncio.su
 
 
 async def test_plain_subscribers_follow_visible_and_blocks(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, server_url: str, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     visible: list[dict[str, Any]] = []
     blocks: list[dict[str, Any]] = []
@@ -65,8 +65,7 @@ async def test_plain_subscribers_follow_visible_and_blocks(
     [demo] = demo_scripts()
     cut = [Turn(says=turn.says, delivery=Delivery(cuts=Fixed(size=23))) for turn in demo.turns]
     async with (
-        MockProvider([Script(name=DEMO_MODEL, turns=tuple(cut))]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS),
+        deployed([Script(name=DEMO_MODEL, turns=tuple(cut))], WITH_TOOLS),
         faststream_listener(server_url, keys) as listener,
     ):
         readers = [

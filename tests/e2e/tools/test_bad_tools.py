@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from tests.e2e import judge
-from tests.e2e.conftest import Send
-from tests.e2e.fleet import PIPELINE, ended, fleet
+from tests.e2e.conftest import Deploy, Send
+from tests.e2e.fleet import PIPELINE, ended
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import MockProvider, Reply, Script, ToolCall, Turn
+from tokenbus_services.mock_provider import Reply, Script, ToolCall, Turn
 
 HARMFUL = "tests.services.tools.python.harmful_tools"
 TIMEOUT_S = 6.0
@@ -53,13 +53,10 @@ def result_of(log: Any) -> tuple[str, bool]:
 
 @pytest.mark.timeout(240)
 async def test_of_25_calls_those_that_harm_their_process_end_with_the_blame_on_them_and_the_others_as_usual(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     models = [*BLAME, *BLAME, *["pid"] * (CALLS - 2 * len(BLAME))]
-    async with (
-        MockProvider([calling(name) for name in (*BLAME, "pid")]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, (*PIPELINE, "tools"), TOML) as services,
-    ):
+    async with deployed([calling(name) for name in (*BLAME, "pid")], (*PIPELINE, "tools"), TOML) as (_, services):
         runs = {await send(model, tools=[{"name": model}]): model for model in models}
         logs: Any = await ended(server.client, keys, list(runs), timeout=180)
         worker = services.worker_of("tools")
@@ -74,7 +71,7 @@ async def test_of_25_calls_those_that_harm_their_process_end_with_the_blame_on_t
 
 
 async def test_an_executor_that_is_killed_costs_its_call_alone_and_its_worker_nothing(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, tmp_path: Path, deployed: Deploy
 ) -> None:
     files = {f"touch{n}": tmp_path / f"file{n}" for n in range(2)}
     scripts = [
@@ -87,10 +84,7 @@ async def test_an_executor_that_is_killed_costs_its_call_alone_and_its_worker_no
         )
         for name, file in files.items()
     ]
-    async with (
-        MockProvider(scripts) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, (*PIPELINE, "tools"), TOML) as services,
-    ):
+    async with deployed(scripts, (*PIPELINE, "tools"), TOML) as (_, services):
         killed, other = [await send(name, tools=[{"name": "touch"}]) for name in files]
         await eventually(lambda: all(file.exists() and file.read_text() for file in files.values()))
         os.kill(int(files["touch0"].read_text()), signal.SIGKILL)

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from tests.e2e import judge
-from tests.e2e.conftest import Send
-from tests.e2e.fleet import WITH_TOOLS, ended, fleet
+from tests.e2e.conftest import Deploy, Send
+from tests.e2e.fleet import WITH_TOOLS, ended
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import MockProvider, Reply, Script, ToolCall, Turn
+from tokenbus_services.mock_provider import Reply, Script, ToolCall, Turn
 
 SAMPLE = Path(__file__).parents[2] / "services/tools/mcp/sample_server.py"
 Elsewhere = Callable[[Path], AbstractAsyncContextManager[tuple[str, str]]]
@@ -83,23 +83,20 @@ def listens(port: int) -> bool:
 )
 async def test_a_tool_worker_learns_that_its_run_is_over_and_the_call_gets_a_result(
     server: Server,
-    server_url: str,
     keys: Keys,
     send: Send,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     elsewhere: Elsewhere,
     deadline_s: float | None,
+    deployed: Deploy,
 ) -> None:
     notes = tmp_path / "notes"
     notes.touch()
     monkeypatch.setenv("NOTES", str(notes))
     async with elsewhere(notes) as (tool, toml):
         turns = (Turn(says=Reply(tool_calls=(ToolCall(name=tool, arguments={}),))), Turn(says=Reply(text="never said")))
-        async with (
-            MockProvider([Script(name="calling", turns=turns)]) as provider,
-            fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS, toml),
-        ):
+        async with deployed([Script(name="calling", turns=turns)], WITH_TOOLS, toml) as (provider, _):
             tools = [{"name": tool, "parameters": {"type": "object"}}]
             run = await send("calling", tools=tools, **({"deadline_s": deadline_s} if deadline_s else {}))
             await eventually(lambda: "began" in notes.read_text(), timeout=60)

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from tests.e2e import judge
-from tests.e2e.conftest import Send
-from tests.e2e.fleet import WITH_TOOLS, ended, fleet, log_of
+from tests.e2e.conftest import Deploy, Send
+from tests.e2e.fleet import WITH_TOOLS, ended, log_of
 from tests.services.tools.mcp.conftest import alive
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import MockProvider, Reply, Script, ToolCall, Turn
+from tokenbus_services.mock_provider import Reply, Script, ToolCall, Turn
 
 SAMPLE = Path(__file__).parents[2] / "services/tools/mcp/sample_server.py"
 
@@ -28,7 +28,7 @@ def says(*calls: ToolCall) -> tuple[Turn, ...]:
 
 
 async def test_a_request_names_a_servers_tools_and_gets_their_schemas_and_results(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, keys: Keys, send: Send, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deployed: Deploy
 ) -> None:
     notes = tmp_path / "notes"
     monkeypatch.setenv("NOTES", str(notes))
@@ -49,7 +49,7 @@ args = [{json.dumps(str(SAMPLE))}]
 env_pass = ["NOTES"]
 """
     named = [{"name": "here__echo"}, {"name": "here__fail"}]
-    async with MockProvider(scripts) as provider, fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS, toml):
+    async with deployed(scripts, WITH_TOOLS, toml) as (provider, _):
         run = await send("both", tools=named)
         unlisted = await send("both", tools=[{"name": "here__echo"}, {"name": "here__nothing"}])
         logs: Any = await ended(server.client, keys, [run, unlisted])

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from pathlib import Path
 from typing import Any
 
 from tests.e2e import judge
-from tests.e2e.conftest import Send
-from tests.e2e.fleet import BASE_PATHS, WITH_TOOLS, ended, fleet
+from tests.e2e.conftest import Deploy, Send
+from tests.e2e.fleet import BASE_PATHS, WITH_TOOLS, ended
 from tests.services.tools.sample_tools import draw
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import MockProvider, Reply, Script, ToolCall, Turn
+from tokenbus_services.mock_provider import Reply, Script, ToolCall, Turn
 
 DRAW = '\n[tools.draw]\nkind = "python"\ncall = "tests.services.tools.sample_tools:draw"\n'
 TOOL = {"name": "draw", "parameters": {"type": "object", "properties": {}}}
@@ -31,13 +30,10 @@ WRITTEN = Script(
 
 
 async def test_an_image_of_a_tool_reaches_the_model_and_the_subscribers(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
     image = b64encode(draw().data).decode()
-    async with (
-        MockProvider([SPOKEN, WRITTEN]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS, DRAW),
-    ):
+    async with deployed([SPOKEN, WRITTEN], WITH_TOOLS, DRAW) as (provider, _):
         runs = [await send("spoken", f"hello {api}", provider=api, id=api, tools=[TOOL]) for api in BASE_PATHS]
         prefill = {"mode": "prefill", "participant": "Claude"}
         runs.append(await send("written", "hello prefill", id="prefill", tools=[TOOL], **prefill))

@@ -65,9 +65,8 @@ async def test_handlers_run_side_by_side_but_those_of_one_run_in_order(
 
 @pytest.mark.parametrize("group", GROUPS)
 async def test_an_error_of_a_handler_is_raised_and_its_event_comes_again(
-    bus: Client, server: Server, keys: Keys, group: str | None
+    bus: Client, group: str | None, writer: Writer
 ):
-    writer = Writer(server, keys, "r")
     await writer.say("a", "b", "c")
 
     async def fail_at_b(event: Chunk) -> None:
@@ -83,10 +82,7 @@ async def test_an_error_of_a_handler_is_raised_and_its_event_comes_again(
     await made.aclose()
 
 
-async def test_events_may_be_acknowledged_in_any_order_and_the_open_ones_come_again(
-    bus: Client, server: Server, keys: Keys
-):
-    writer = Writer(server, keys, "r")
+async def test_events_may_be_acknowledged_in_any_order_and_the_open_ones_come_again(bus: Client, writer: Writer):
     await writer.say("a", "b", "c")
     async with bus.subscribe("visible", kinds=Chunk, group="tts", from_="start", ack="explicit") as events:
         a, b, c = [await anext(events) for _ in range(3)]
@@ -98,8 +94,7 @@ async def test_events_may_be_acknowledged_in_any_order_and_the_open_ones_come_ag
         assert await anext(events) == c  # an offset has no holes: at least once
 
 
-async def test_at_most_the_prefetch_is_delivered_unacknowledged(bus: Client, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_at_most_the_prefetch_is_delivered_unacknowledged(bus: Client, writer: Writer):
     await writer.say(*map(str, range(9)))
     async with bus.subscribe("visible", kinds=Chunk, group="tts", from_="start", ack="explicit", prefetch=2) as events:
         first = await anext(events)
@@ -111,8 +106,7 @@ async def test_at_most_the_prefetch_is_delivered_unacknowledged(bus: Client, ser
         assert (await third).text == "2"
 
 
-async def test_a_loop_that_is_left_closes_the_subscription(bus: Client, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_a_loop_that_is_left_closes_the_subscription(bus: Client, writer: Writer):
     await writer.say("a", "b")
     tasks = asyncio.all_tasks()
     for group in GROUPS:

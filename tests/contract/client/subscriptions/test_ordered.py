@@ -27,8 +27,7 @@ def chunks(writer: Writer) -> list[PublicEvent]:
     return [event for event in writer.events if isinstance(event, Chunk)]
 
 
-async def test_a_subscription_begins_where_the_topic_ends_when_it_is_entered(bus: Client, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_a_subscription_begins_where_the_topic_ends_when_it_is_entered(bus: Client, writer: Writer):
     await writer.say("before")
     async with bus.subscribe("visible", kinds=Chunk) as events:
         await writer.say("after", "that")
@@ -47,8 +46,7 @@ async def test_each_run_comes_in_order_and_whole_though_runs_are_mixed(bus: Clie
     assert seen == {w.run: w.events for w in writers}
 
 
-async def test_each_topic_gives_its_own_kinds(bus: Client, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_each_topic_gives_its_own_kinds(bus: Client, writer: Writer):
     async with (
         bus.subscribe("visible", kinds=Chunk) as visible,
         bus.subscribe("chunks", kinds=Chunk) as every,
@@ -83,8 +81,7 @@ async def test_every_place_is_a_cursor_to_resume_from(bus: Client, server: Serve
         assert {(e.run, e.seq) for e in seen[:done]} | {(e.run, e.seq) for e in rest} == {(e.run, e.seq) for e in seen}
 
 
-async def test_a_cursor_continues_from_stored_to_live_events(bus: Client, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_a_cursor_continues_from_stored_to_live_events(bus: Client, writer: Writer):
     async with bus.subscribe("visible", kinds=Chunk) as events:
         cursor = events.cursor
     await writer.say(*map(str, range(700)))
@@ -158,8 +155,7 @@ async def test_a_reader_that_falls_behind_the_retention_is_notified(bus: Client,
         assert await take(events, 600) == writer.events[-600:]
 
 
-async def test_a_killed_connection_costs_no_event_and_repeats_none(bus: Client, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_a_killed_connection_costs_no_event_and_repeats_none(bus: Client, server: Server, writer: Writer):
     async with bus.subscribe("visible", kinds=Chunk) as events:
         seen: list[Chunk] = []
         for i in range(5):
@@ -217,8 +213,7 @@ async def test_closing_the_client_ends_its_subscriptions(server_url: str, server
         await task
 
 
-async def test_cancelling_a_waiting_reader_loses_nothing(bus: Client, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_cancelling_a_waiting_reader_loses_nothing(bus: Client, server: Server, writer: Writer):
     async with bus.subscribe("visible", kinds=Chunk) as events:
         for i in range(5):
             task = asyncio.create_task(take(events, 1))
@@ -230,9 +225,8 @@ async def test_cancelling_a_waiting_reader_loses_nothing(bus: Client, server: Se
 
 
 async def test_an_entry_that_is_no_event_is_logged_and_passed_over(
-    bus: Client, server: Server, keys: Keys, caplog: pytest.LogCaptureFixture
+    bus: Client, server: Server, keys: Keys, caplog: pytest.LogCaptureFixture, writer: Writer
 ):
-    writer = Writer(server, keys, "r")
     async with bus.subscribe("visible", kinds=Chunk) as events:
         await server.client.xadd(keys.topic(keys.partition_of("r"), "visible"), {"x": "y"})
         await writer.say("good")
@@ -257,8 +251,7 @@ async def test_a_cursor_taken_after_a_gap_is_past_the_gap(bus: Client, server: S
         assert await take(events, 5) == writer.events[-5:]
 
 
-async def test_a_cursor_past_the_newest_entry_raises_an_error(bus: Client, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_a_cursor_past_the_newest_entry_raises_an_error(bus: Client, server: Server, keys: Keys, writer: Writer):
     async with bus.subscribe("visible", kinds=Chunk) as events:
         await writer.say("a")
         await take(events, 1)

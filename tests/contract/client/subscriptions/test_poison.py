@@ -69,8 +69,9 @@ async def test_only_the_run_of_an_event_that_fails_waits(bus: Client, server: Se
     assert not await server.client.exists(keys.failed_tries(partition, "visible:tts"))
 
 
-async def test_what_failed_too_often_is_a_dead_letter_that_can_be_given_back(bus: Client, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_what_failed_too_often_is_a_dead_letter_that_can_be_given_back(
+    bus: Client, server: Server, keys: Keys, writer: Writer
+):
     await writer.say("a", "poison", "b")
     worker = Handling(chunks(bus), lambda event: event.text == "poison", tries=2)
     await eventually(lambda: ("r", "b") in worker.seen)
@@ -91,8 +92,9 @@ async def test_what_failed_too_often_is_a_dead_letter_that_can_be_given_back(bus
     assert not await dead(server, keys)
 
 
-async def test_what_is_given_back_waits_for_a_worker_and_may_fail_again(bus: Client, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_what_is_given_back_waits_for_a_worker_and_may_fail_again(
+    bus: Client, server: Server, keys: Keys, writer: Writer
+):
     await writer.say("poison")
     worker = Handling(chunks(bus), lambda event: True, tries=1)
     await eventually(lambda: dead(server, keys))
@@ -106,8 +108,7 @@ async def test_what_is_given_back_waits_for_a_worker_and_may_fail_again(bus: Cli
     assert again.seen == [("r", "poison")] * 2
 
 
-async def test_sentences_are_buried_and_given_back_whole(bus: Client, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_sentences_are_buried_and_given_back_whole(bus: Client, server: Server, keys: Keys, writer: Writer):
     await writer.start()
     await writer.block("All is well here. This one is poison. And this is not.")
     await writer.complete()
@@ -124,8 +125,7 @@ async def test_sentences_are_buried_and_given_back_whole(bus: Client, server: Se
     await worker.stop()
 
 
-async def test_the_tries_of_a_worker_count_for_the_next(bus: Client, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_the_tries_of_a_worker_count_for_the_next(bus: Client, server: Server, keys: Keys, writer: Writer):
     await writer.say("poison", "b")
     first = Handling(chunks(bus), lambda event: event.text == "poison", tries=3)
     await eventually(lambda: len(first.seen) == 2)

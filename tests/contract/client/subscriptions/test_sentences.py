@@ -29,9 +29,8 @@ async def end_block(writer: Writer, content: str) -> None:
 
 @pytest.mark.parametrize("group", GROUPS)
 async def test_sentences_come_with_the_seqs_of_their_chunks_and_the_last_when_the_block_ends(
-    bus: Client, server: Server, keys: Keys, group: str | None
+    bus: Client, group: str | None, writer: Writer
 ):
-    writer = Writer(server, keys, "r")
     await writer.start()
     async with speech(bus, group) as sentences:
         await writer.say("Hel", "lo there. How", " are", " you? Fi", "ne")
@@ -46,8 +45,7 @@ async def test_sentences_come_with_the_seqs_of_their_chunks_and_the_last_when_th
     ]
 
 
-async def test_words_are_released_after_the_hold_and_the_rest_follows(bus: Client, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_words_are_released_after_the_hold_and_the_rest_follows(bus: Client, writer: Writer):
     await writer.start()
     async with speech(bus, hold_s=0.01) as sentences:
         await writer.say("one two thr")
@@ -57,8 +55,7 @@ async def test_words_are_released_after_the_hold_and_the_rest_follows(bus: Clien
         assert (await anext(sentences)).text == "three"
 
 
-async def test_a_worker_that_dies_gives_its_group_whole_sentences_again(bus: Client, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_a_worker_that_dies_gives_its_group_whole_sentences_again(bus: Client, writer: Writer):
     await writer.start()
     await writer.say("One. Tw", "o. Thr", "ee. ")
     sentences = speech(bus, "tts")
@@ -70,8 +67,7 @@ async def test_a_worker_that_dies_gives_its_group_whole_sentences_again(bus: Cli
         assert [(await anext(again)).text for _ in range(3)] == ["One. ", "Two. ", "Three. "]
 
 
-async def test_a_cursor_is_before_the_chunks_of_unacknowledged_sentences(bus: Client, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_a_cursor_is_before_the_chunks_of_unacknowledged_sentences(bus: Client, writer: Writer):
     await writer.start()
     await writer.say("One. ", "Two. ", "Three. ")
     await end_block(writer, "One. Two. Three. ")
@@ -105,8 +101,7 @@ async def test_runs_are_spoken_side_by_side_and_each_in_order(
     assert spoken == {w.run: [f"{w.run} one. ", "Two. ", "Three."] for w in writers}
 
 
-async def test_a_loop_that_is_left_leaves_no_task(bus: Client, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_a_loop_that_is_left_leaves_no_task(bus: Client, writer: Writer):
     await writer.start()
     await writer.say("One. Two. ", "Three")
     tasks = asyncio.all_tasks()

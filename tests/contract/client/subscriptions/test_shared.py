@@ -95,15 +95,13 @@ async def test_closing_a_client_that_is_cancelled_in_the_middle_still_closes_it(
         await bus.cancel("r")
 
 
-async def test_two_groups_have_everything_each(bus: Client, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_two_groups_have_everything_each(bus: Client, writer: Writer):
     async with workers(bus, 1, "tts") as [tts], workers(bus, 1, "transcript") as [transcript]:
         await writer.say("a", "b")
         await eventually(lambda: tts.seen == writer.events and transcript.seen == writer.events)
 
 
-async def test_a_group_without_workers_continues_later_at_its_offset(bus: Client, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_a_group_without_workers_continues_later_at_its_offset(bus: Client, writer: Writer):
     async with bus.subscribe("visible", kinds=Chunk, group="tts") as events:
         await writer.say("a")
         assert (await anext(events)).text == "a"
@@ -113,8 +111,7 @@ async def test_a_group_without_workers_continues_later_at_its_offset(bus: Client
         assert (await anext(events)).text == "c"
 
 
-async def test_a_new_group_begins_now_or_at_the_oldest(bus: Client, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_a_new_group_begins_now_or_at_the_oldest(bus: Client, writer: Writer):
     await writer.say("old")
     async with (
         bus.subscribe("visible", kinds=Chunk, group="now") as now,
@@ -125,8 +122,7 @@ async def test_a_new_group_begins_now_or_at_the_oldest(bus: Client, server: Serv
         assert (await anext(every)).text == "old"
 
 
-async def test_leaving_by_an_exception_leaves_the_event_in_hand_not_done(bus: Client, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_leaving_by_an_exception_leaves_the_event_in_hand_not_done(bus: Client, writer: Writer):
 
     async def fail_at_the_second() -> None:
         async with bus.subscribe("visible", kinds=Chunk, group="tts") as events:
@@ -141,8 +137,7 @@ async def test_leaving_by_an_exception_leaves_the_event_in_hand_not_done(bus: Cl
         assert (await anext(events)).text == "b"
 
 
-async def test_leaving_in_order_makes_the_event_in_hand_done(bus: Client, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_leaving_in_order_makes_the_event_in_hand_done(bus: Client, writer: Writer):
     async with bus.subscribe("visible", kinds=Chunk, group="tts") as events:
         await writer.say("a", "b", "c")
         async for event in events:
@@ -167,9 +162,8 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 async def test_an_event_that_is_being_handled_when_the_client_closes_comes_again(
-    bus: Client, server: Server, server_url: str, keys: Keys
+    bus: Client, server_url: str, keys: Keys, writer: Writer
 ):
-    writer = Writer(server, keys, "r")
     async with Client(server_url, prefix=keys.prefix, partitions=4) as other:
         events = other.subscribe("visible", kinds=Chunk, group="tts", from_="start")
         await writer.say("a", "b")
@@ -233,8 +227,9 @@ async def test_a_partition_is_handed_over_after_its_current_event(bus: Client, s
         await two.stop()
 
 
-async def test_a_worker_whose_lease_was_lost_acknowledges_nothing_more(bus: Client, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_a_worker_whose_lease_was_lost_acknowledges_nothing_more(
+    bus: Client, server: Server, keys: Keys, writer: Writer
+):
     partition = keys.partition_of("r")
     async with bus.subscribe("visible", kinds=Chunk, group="tts") as events:
         await writer.say("a", "b")
@@ -320,9 +315,8 @@ async def test_a_callback_receives_the_gap_instead_of_an_error(bus: Client, serv
 
 
 async def test_an_entry_that_is_no_event_costs_a_group_that_entry_alone(
-    bus: Client, server: Server, keys: Keys, caplog: pytest.LogCaptureFixture
+    bus: Client, server: Server, keys: Keys, caplog: pytest.LogCaptureFixture, writer: Writer
 ):
-    writer = Writer(server, keys, "r")
     async with bus.subscribe("visible", kinds=Chunk, group="tts") as events:
         for bad in ({"x": "y"}, {"__data__": "{"}, {"__data__": "[]"}):
             await server.client.xadd(keys.topic(keys.partition_of("r"), "visible"), bad)
@@ -335,8 +329,7 @@ async def test_an_entry_that_is_no_event_costs_a_group_that_entry_alone(
         assert (await anext(events)).text == "more"
 
 
-async def test_a_lost_connection_loses_nothing(bus: Client, server: Server, keys: Keys):
-    writer = Writer(server, keys, "r")
+async def test_a_lost_connection_loses_nothing(bus: Client, server: Server, writer: Writer):
     async with workers(bus, 1) as [worker]:
         for i in range(5):
             me = await server.client.client_id()
