@@ -133,7 +133,6 @@ def know_models() -> None:
 class LlamaIndexOpenAI(LlamaIndex):
     name = "llama-index, OpenAI"
     needs = "llama_index.llms.openai"
-    is_collected = True
 
     def __init__(self, gateway: str) -> None:
         from llama_index.llms.openai import OpenAI
