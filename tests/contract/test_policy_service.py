@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -67,6 +68,19 @@ class Bench:
                 yield stage
         finally:
             await service.close()
+
+
+async def test_a_partition_that_is_loaded_as_the_service_has_stopped_starts_no_work(
+    server: Server, server_url: str, keys: Keys
+) -> None:
+    bench, story = Bench(server, server_url, keys), HeldStory()
+    story.provider(n.Start("m"), n.BlockStart(0, "text"), n.TextDelta(0, "Hel"))
+    service = PolicyService(bench.settings, CollectorRegistry())
+    await service.close()
+    logic = service.logic(bench.partition)
+    logic.apply(RUN, encode(Drafts(("guard",), story.drafts)))
+    logic.discard_outputs()
+    assert [task for task in asyncio.all_tasks() if task.get_name() == f"policies of {RUN}"] == []
 
 
 async def test_a_second_workers_repeated_output_is_published_once(server: Server, server_url: str, keys: Keys) -> None:

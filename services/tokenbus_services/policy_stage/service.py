@@ -62,6 +62,7 @@ class PolicyService:
         self._stage: Stage | None = None
         self._opened = asyncio.Event()
         self._logics: dict[int, PolicyLogic] = {}
+        self._closed = False
         self._waiting = 0
         self._room = asyncio.Event()
         self._room.set()
@@ -80,6 +81,8 @@ class PolicyService:
         made = self._logics[partition] = PolicyLogic(
             lambda run, names: self._run_task(partition, run, names), self._record_judged
         )
+        if self._closed:  # the stage may load partitions until it stops, too
+            made.close()
         return made
 
     def _record_judged(self, run: str, traceparent: str, policies: tuple[str, ...], since_ms: int) -> None:
@@ -109,6 +112,7 @@ class PolicyService:
 
     async def close(self) -> None:
         """Stop; another worker judges the rest."""
+        self._closed = True
         if self._sweeping:
             self._sweeping.cancel()
         under_way = [task for logic in self._logics.values() for task in logic.close()]
