@@ -54,7 +54,7 @@ def _wait(s: RunState, out: Outbox, pending: PendingCall, what: WaitKind, at_ms:
         "tenant": tenant_of(s.accepted.metadata) or None,
     }
     pending.wait = OpenWait(name, what, deadline_ms, fields["on_deadline"])
-    out.event(s.turn, s.attempt, Waiting, block=call.block, **fields)
+    out.event(s.turn, s.attempt, Waiting, block=pending.call.block, **fields)
     return WaitInfo(run=s.run, since_ms=at_ms, **fields)
 
 

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from tests.unit.core.run.script import Story, call, of_type
+from tests.unit.core.run.gated_scripts import HeldStory
+from tests.unit.core.run.script import Story, call, of_type, text
 from tokenbus.core.run.blocks.block_table import CompleteCall
 from tokenbus.core.run.effects import EndRun, NextTurn, RunTools, Wait
 from tokenbus.core.run.waits import needs_approval, waits_only
 from tokenbus.events import normalized as n
-from tokenbus.events.frames import CancelRequested, ToolReturned, ToolWaits, WaitDecided
+from tokenbus.events.frames import CancelRequested, PolicyVerdict, ToolReturned, ToolWaits, WaitDecided
 from tokenbus.events.public import BlockComplete, Cancelled, Resumed, Waiting
 from tokenbus.events.waits import Condition, Excluded
 
@@ -116,6 +117,25 @@ def test_a_cancel_ends_what_is_waited_for() -> None:
     assert isinstance(story.effects[-1], EndRun)
     assert story.control(allow("0.0")) == []
     assert handed_out(story) == [("g", '{"n":2}')]
+
+
+def test_under_policies_a_call_waits_as_they_changed_it_under_the_number_that_it_was_published_with() -> None:
+    story = HeldStory(waits={"f": ALWAYS})
+    story.provider(*text(0, "Hm."), *call(1, "a", "f", '{"n":1}'), n.Done("tool_use"))
+    kept = [d for d in story.drafts if getattr(d, "block", 1) != 0]
+    story.ruled = len(story.drafts)
+    passed = [PolicyVerdict(d.seq, events=[d] if d in kept else []) for d in story.drafts]
+    story.rule(*passed)
+    story.pass_all()
+    (waiting,) = of_type(story.published, Waiting)
+    (shown,) = [e for e in of_type(story.published, BlockComplete) if e.kind == "tool_call"]
+    assert (waiting.block, waiting.arguments, waiting.wait) == (shown.block, '{"n":1}', "1.0")
+    assert story.of(RunTools) == []
+    story.reborn()
+    story.control(allow("1.0"))
+    story.pass_all()
+    (resumed,) = of_type(story.published, Resumed)
+    assert (resumed.block, len(story.of(RunTools))) == (shown.block, 1)
 
 
 @pytest.mark.parametrize("arguments", ['{"n":', "[]", "1"])
