@@ -137,11 +137,11 @@ def _images(case: RecordedLog) -> str:
 
 
 def _durable(case: RecordedLog) -> str:
-    page = protocol.LogPage(start=0, events=case.log, tail=len(case.log), closed=isinstance(case.log[-1], TERMINAL))
+    page = protocol.log_page(0, case.log, tail=len(case.log), closed=isinstance(case.log[-1], TERMINAL))
     stream = protocol.sse_of(page, 1).decode()
     data, control = (event.split("\ndata:")[1] for event in stream.removesuffix("\n\n").split("\n\n"))
-    assert data == protocol.body_of(case.log).decode()
-    assert msgspec.json.decode(control).get("streamClosed", False) == page.closed
+    assert data == protocol.body_of(page).decode()
+    assert msgspec.json.decode(control).get("streamClosed", False) == page.ended
     return _text_in(msgspec.json.decode(data))
 
 
