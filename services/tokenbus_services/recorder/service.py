@@ -104,6 +104,10 @@ class RecordService:
         await self._recordings.open()
         self._renewing = self.liveness.start(self._renew_all(), name="leases of records")
 
+    async def drain(self) -> None:
+        """Take nothing new, and let records in progress finish."""
+        await self._recordings.drain()
+
     async def close(self) -> None:
         await self._recordings.close()
         await self._deployment.close()

@@ -32,4 +32,4 @@ def create(settings: Settings) -> AsgiFastStream:
         liveness=service.liveness,
     )
     assert settings.redis_url
-    return make_app(service, broker, registry, stuck_s=stuck_after_s(settings.redis_url))
+    return make_app(service, broker, registry, stuck_s=stuck_after_s(settings.redis_url), drain=service.drain)

@@ -91,6 +91,10 @@ class WebhookService:
         for receiver in self._receivers.values():
             receiver.open(self.liveness)
 
+    async def drain(self) -> None:
+        """Take nothing new, and let deliveries in progress finish."""
+        await self._notices.drain()
+
     async def close(self) -> None:
         await self._notices.close()
         await self._deployment.close()

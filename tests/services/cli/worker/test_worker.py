@@ -31,10 +31,18 @@ def config(server_url: str, keys: Keys, tmp_path: Path) -> str:
     return settings_file(tmp_path, f'{text}\ndata_dir = "{tmp_path}"\n[records]\n[gateway]')
 
 
+@pytest.fixture
+def with_a_webhook(config: str) -> str:
+    """The same, for every service."""
+    hook = '[webhooks.one]\nurl = "https://example.com/"\nsecret_env = "HOOK"\n'
+    Path(config).write_text(f"{Path(config).read_text()}{hook}")
+    return config
+
+
 @pytest.mark.parametrize("service", SERVICES)
-async def test_a_service_says_when_it_is_ready_and_stops_in_order(config: str, tmp_path: Path, service: str):
+async def test_a_service_says_when_it_is_ready_and_stops_in_order(with_a_webhook: str, tmp_path: Path, service: str):
     out, err = tmp_path / "out", tmp_path / "err"
-    env = environment(TOKENBUS_CONFIG=config)
+    env = environment(TOKENBUS_CONFIG=with_a_webhook, HOOK="whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIz")
     worker = fork_server.shared().start("worker", service, stdout=out, stderr=err, env=env)
     try:
         await eventually(lambda: out.exists() and out.read_text().endswith("\n"))
