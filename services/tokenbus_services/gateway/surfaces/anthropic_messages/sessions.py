@@ -17,17 +17,20 @@ import msgspec
 from tokenbus.events.normalized import FinishReason
 from tokenbus.events.public import (
     TERMINAL,
+    Answering,
     BlockComplete,
+    BlockProgress,
     BlockStarted,
     Cancelled,
     Chunk,
     Completed,
+    ImagePreview,
     Incomplete,
     PublicEvent,
     Restarted,
     Retrying,
     RunFailedEvent,
-    ToolProgress,
+    Started,
     UsageReported,
 )
 from tokenbus.events.requests import (
@@ -572,6 +575,7 @@ class _RunEvents:
 
 
 def _is_of_model(event: PublicEvent) -> bool:
+    """Whether a request of the model is under way: not while a tool runs or somebody decides."""
     if isinstance(event, BlockStarted | BlockComplete | Chunk):
         return event.kind != "tool_result"
-    return not isinstance(event, (UsageReported, ToolProgress, *TERMINAL))
+    return isinstance(event, Started | Answering | ImagePreview | BlockProgress)
