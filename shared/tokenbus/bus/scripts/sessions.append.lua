@@ -73,8 +73,11 @@ local function stop_open_run()
     stop_run(run_key, raw, normalizer_lease, control, open_run, control_frame, r, 'the run was cancelled', 'cancelling')
   end
 end
-if open_run ~= '' and lost == '1' then
-  session_event(s, 'run_ended', ',"status":"lost"')
+local ended = {completed = true, incomplete = true, failed = true, cancelled = true}
+if open_run ~= '' and (lost == '1' or ended[r[1]]) then
+  -- Its end tells the session, too, in one write: an ended run that is open here was repaired after a fail-over.
+  s.newest = lost == '1' and -1 or newest
+  session_event(s, 'run_ended', ',"status":"' .. (lost == '1' and 'lost' or r[1]) .. '"')
   s.run = ''
 elseif open_run ~= '' then
   s.newest = newest
