@@ -47,8 +47,8 @@ from tokenbus.events.decisions import Decided
 from tokenbus.events.decisions import decoder as decided_decoder
 from tokenbus.events.decisions import encode as encode_decided
 from tokenbus.events.frames import ANY_FRAME, Control, Drafts, Lost, RawFrame, ToolWork, encode
-from tokenbus.events.notices import MOST_METADATA_BYTES, Notice, encode_notice
-from tokenbus.events.public import Incomplete, RunFailedEvent, TerminalEvent
+from tokenbus.events.notices import MOST_FIELD_BYTES, Notice, encode_notice
+from tokenbus.events.public import Incomplete, RunFailedEvent, TerminalEvent, Waiting
 from tokenbus.events.sessions import SessionRun, session_run
 from tokenbus.events.waits import MAX_TIMEOUT_S, WaitInfo
 
@@ -130,8 +130,11 @@ class EffectWriter:
         if s.accepted.record:
             self._lifetimes.end(commit, self._keys.tape(s.run))
             commit.append(self._records, [s.run, status])
-        if s.accepted.webhooks and end:
-            commit.append(self._notices, [s.run, encode_notice(_notice(s, end))])
+
+    def tell(self, s: RunState, event: TerminalEvent | Waiting, commit: Commit) -> None:
+        """Tell the run's webhooks of this event."""
+        if s.accepted.webhooks:
+            commit.append(self._notices, [s.run, encode_notice(_notice(s, event))])
 
     def repeat(self, lost: Commit, runs: Collection[str], commit: Commit) -> None:
         """Repeat drafts, decisions, records, notices, and what sessions were told, which has no effect on one that
@@ -243,17 +246,20 @@ class EffectWriter:
         commit.close_attempt(self._keys.run(run), attempt, *places, run=run, lost=lost, control_frame=closed)
 
 
-def _notice(s: RunState, end: TerminalEvent) -> Notice:
-    fields: dict[str, object] = msgspec.to_builtins(end)
+def _notice(s: RunState, event: TerminalEvent | Waiting) -> Notice:
+    fields: dict[str, object] = msgspec.to_builtins(event)
     data = {name: value for name, value in fields.items() if name not in ("type", "provider_extra")}
+    for name in ("arguments", "schema", "text"):  # of a wait; who decides finds them there
+        if len(msgspec.json.encode(data.get(name))) > MOST_FIELD_BYTES:
+            del data[name]
     metadata = s.accepted.metadata
     if tenant := tenant_of(metadata):
         data["tenant"] = tenant
     if of_session := session_run(s.run):
         data["session"] = of_session.ref
-    if metadata and len(msgspec.json.encode(metadata)) <= MOST_METADATA_BYTES:
+    if metadata and len(msgspec.json.encode(metadata)) <= MOST_FIELD_BYTES:
         data["metadata"] = metadata
-    return Notice(s.accepted.webhooks, f"run.{fields['type']}", end.seq, data)
+    return Notice(s.accepted.webhooks, f"run.{fields['type']}", event.seq, data)
 
 
 def _summary(s: RunState, end: TerminalEvent | None) -> list[Arg]:

@@ -39,6 +39,7 @@ from tokenbus.events.public import (
     PublicEvent,
     RunEvent,
     ToolProgress,
+    Waiting,
 )
 from tokenbus.events.public import encode as encode_public
 from tokenbus_services.parser.effect_writer import EffectWriter
@@ -235,6 +236,8 @@ class ParserLogic(StageLogic):
             commit.publish(log, f"{event.attempt}-{event.seq}", last, self._topics_of(event))
             if isinstance(event, TERMINAL):
                 end = event
+            if isinstance(event, (*TERMINAL, Waiting)):
+                self._effects.tell(s, event, commit)
             if self._on_published:
                 self._on_published(event)
         fields: list[Arg] = []

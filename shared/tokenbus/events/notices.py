@@ -7,20 +7,20 @@ from hashlib import sha256
 
 import msgspec
 
-MOST_METADATA_BYTES = 16 * 1024
-"""Larger metadata of a run is left out of its notice."""
+MOST_FIELD_BYTES = 16 * 1024
+"""Larger metadata of a run, and arguments of a call that waits, are left out of a notice."""
 
 
 class Notice(msgspec.Struct, frozen=True, array_like=True):
-    """A run ended, and these receivers are told."""
+    """A run ended, or waits for somebody, and these receivers are told."""
 
     receivers: tuple[str, ...]
     type: str
-    """``run.`` and the type of the run's last event."""
+    """``run.`` and the type of the event."""
     seq: int
-    """Of that event."""
+    """Of the event."""
     data: dict[str, object]
-    """That event's fields without `provider_extra`; with the run's tenant, session and metadata, if it has them."""
+    """The event's fields without `provider_extra`; with the run's tenant, session and metadata, if it has them."""
 
     def delivery_id(self, run: str, receiver: str) -> str:
         """The same for every try, and for nothing else, so that a receiver can count once."""

@@ -14,14 +14,26 @@ from tests.services.webhooks.test_receiver import OLD, Receiver, served
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, Stall, Status, Turn
+from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, Stall, Status, ToolCall, Turn
 
 SCRIPTS = [
     Script(name="fine", turns=(Turn(says=Reply(text="All is well."), delivery=Delivery(pace=50)),)),
     Script(name="refuses", turns=(Turn(says=Reply(text="never"), first=(Status(status=400),) * 9),)),
     Script(name="stalls", turns=(Turn(says=Reply(text="Some of it was said."), fault=Stall(after_text="said")),)),
+    Script(
+        name="asks",
+        turns=(
+            Turn(says=Reply(tool_calls=(ToolCall(name="where", arguments={"of": "Ada"}),))),
+            Turn(says=Reply(text="Nobody said.")),
+        ),
+    ),
 ]
 TOML = """
+[tools.where]
+kind = "client"
+parameters = {{ type = "object" }}
+timeout_s = 0.5
+
 [webhooks.all]
 url = "{url}/all"
 secret_env = "HOOK_SECRET"
@@ -54,7 +66,8 @@ async def test_each_end_of_a_run_is_told_to_who_asked_also_when_workers_die(
         stalled = await send("stalls")
         await eventually(lambda: _says(server, keys, stalled))
         await server.client.xadd(keys.requests, {"__data__": json.dumps({"type": "cancel", "run": stalled})})
-        runs = [asked, refused, unknown, stalled]
+        asks = await send("asks", tools=[{"name": "where"}])
+        runs = [asked, refused, unknown, stalled, asks]
         logs = await ended(server.client, keys, runs)
         await eventually(lambda: receiver.got)  # it holds on to what it got
         worker = workers.worker_of("webhooks")
@@ -63,32 +76,32 @@ async def test_each_end_of_a_run_is_told_to_who_asked_also_when_workers_die(
         receiver.hangs.set()
         await workers.start("webhooks")
         told = await eventually(lambda: _told(receiver, {*runs}))
-    assert {run: kind for (_, run), (kind, _) in told.items()} == {
-        asked: "run.completed",
-        refused: "run.failed",
-        unknown: "run.failed",
-        stalled: "run.cancelled",
+    assert {run: {kind for _, of, kind in told if of == run} for run in runs} == {
+        asked: {"run.completed"},
+        refused: {"run.failed"},
+        unknown: {"run.failed"},
+        stalled: {"run.cancelled"},
+        asks: {"run.waiting", "run.completed"},
     }
-    kind, data = told["/asked", asked]
+    data = told["/asked", asked, "run.completed"]
     end = {name: value for name, value in logs[asked][-1].items() if name not in ("type", "provider_extra")}
-    assert (kind, data) == (
-        "run.completed",
-        {**end, "tenant": "ada", "metadata": {"tenant": "ada", "order": 7}},
-    )
-    assert {run for path, run in told if path == "/asked"} == {asked}
-    assert told["/all", unknown][1]["error"]["message"].endswith("there is no webhook 'nobody' here")
+    assert data == {**end, "tenant": "ada", "metadata": {"tenant": "ada", "order": 7}}
+    assert {run for path, run, _ in told if path == "/asked"} == {asked}
+    assert told["/all", unknown, "run.failed"]["error"]["message"].endswith("there is no webhook 'nobody' here")
+    waits = told["/all", asks, "run.waiting"]
+    assert (waits["tool_name"], json.loads(waits["arguments"])) == ("where", {"of": "Ada"})
     by_id = {(headers["webhook-id"], body) for headers, body in receiver.got}
     assert len(by_id) == len(told), "a repeated delivery has the id and the words of the first"
 
 
-def _told(receiver: Receiver, runs: set[str]) -> dict[tuple[str, str], tuple[str, dict[str, Any]]]:
-    """What was told by path and run, once all of it was."""
-    told = dict[tuple[str, str], tuple[str, dict[str, Any]]]()
+def _told(receiver: Receiver, runs: set[str]) -> dict[tuple[str, str, str], dict[str, Any]]:
+    """What was told by path, run and type, once each end was."""
+    told = dict[tuple[str, str, str], dict[str, Any]]()
     for path, body in receiver.paths():
         notice = json.loads(body)
-        told[path, notice["data"]["run"]] = notice["type"], notice["data"]
-    everything = {run for path, run in told if path == "/all"} == runs and any(path == "/asked" for path, _ in told)
-    return told if everything else {}
+        told[path, notice["data"]["run"], notice["type"]] = notice["data"]
+    ended = {(path, run) for path, run, kind in told if kind != "run.waiting"}
+    return told if {run for path, run in ended if path == "/all"} == runs and len(ended) > len(runs) else {}
 
 
 async def _says(server: Server, keys: Keys, run: str) -> bool:

@@ -187,8 +187,8 @@ class McpHttp(_ApprovedOutbound, frozen=True, kw_only=True, tag="http", tag_fiel
 McpSettings = McpStdio | McpHttp
 
 
-Notice = Literal["run.completed", "run.failed", "run.incomplete", "run.cancelled"]
-"""What a webhook can tell: how a run ended."""
+Notice = Literal["run.completed", "run.failed", "run.incomplete", "run.cancelled", "run.waiting"]
+"""What a webhook can tell: how a run ended, and that it waits for somebody."""
 NOTICES: tuple[Notice, ...] = get_args(Notice)
 
 
