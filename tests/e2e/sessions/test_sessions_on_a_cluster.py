@@ -60,7 +60,7 @@ async def test_conversations_on_all_nodes_go_on_at_another_gateway_when_theirs_d
     with cluster() as url:
         async with (
             MockProvider([TALK]) as provider,
-            fleet(tmp_path, url, keys, provider.url, kinds, "[gateway]") as workers,
+            fleet(tmp_path, url, keys, provider.url, kinds, "[gateway]\n") as workers,
             Client(url, prefix=keys.prefix, partitions=4) as bus,
             httpx.AsyncClient(timeout=60) as http,
         ):
