@@ -85,7 +85,9 @@ def _problems(kind: inspect.Type, value: Any, path: Path, words: str = "") -> It
                 for _, problem in _problems(kind.key_type, key, path):
                     yield path, f"its keys {problem}".replace("must be", "must each be", 1)
                 yield from _problems(kind.value_type, inner, (*path, key))
-        case inspect.VarTupleType() if isinstance(value, list) and _fits(kind, cast("list[Any]", value)):
+        case inspect.VarTupleType() | inspect.ListType() if isinstance(value, list) and _fits(
+            kind, cast("list[Any]", value)
+        ):
             for i, inner in enumerate(cast("list[Any]", value)):
                 yield from _problems(kind.item_type, inner, (*path, i))
         case inspect.LiteralType() if type(cast("object", value)) in _types(kind):
@@ -153,8 +155,8 @@ def _fits(kind: inspect.Type, value: Any) -> bool:
         case inspect.IntType() | inspect.FloatType():
             least, most = kind.ge is None or value >= kind.ge, kind.le is None or value <= kind.le
             return least and most and (kind.gt is None or value > kind.gt)
-        case inspect.StrType() | inspect.VarTupleType():
-            matches = isinstance(kind, inspect.VarTupleType) or not kind.pattern or re.search(kind.pattern, value)
+        case inspect.StrType() | inspect.VarTupleType() | inspect.ListType():
+            matches = not isinstance(kind, inspect.StrType) or not kind.pattern or re.search(kind.pattern, value)
             return bool(matches) and (kind.min_length or 0) <= len(value) <= (kind.max_length or len(value))
         case _:
             return True
@@ -167,7 +169,7 @@ def _types(kind: inspect.Type) -> tuple[type, ...]:
             return _types(kind.type)
         case inspect.StructType() | inspect.DictType():
             return (dict,)
-        case inspect.VarTupleType():
+        case inspect.VarTupleType() | inspect.ListType():
             return (list,)
         case inspect.StrType():
             return (str,)
@@ -196,7 +198,7 @@ def _expected(kind: inspect.Type) -> str:
             bounds += [f"above {kind.gt}"] if kind.gt is not None else []
             bounds += [f"of at most {kind.le}"] if kind.le is not None else []
             return " ".join([_KINDS[_types(kind)[0]], " and ".join(bounds)]).strip()
-        case inspect.VarTupleType():
+        case inspect.VarTupleType() | inspect.ListType():
             bounds = [f"at least {kind.min_length}"] if kind.min_length else []
             bounds += [f"at most {kind.max_length}"] if kind.max_length else []
             return _KINDS[list] + (f" of {' and '.join(bounds)}" if bounds else "")
@@ -243,7 +245,7 @@ def _tables_with(kind: inspect.Type, key: str, path: Path) -> Iterator[str]:
                 yield from _tables_with(field.type, key, (*path, field.encode_name))
         case inspect.DictType():
             yield from _tables_with(kind.value_type, key, (*path, _ANY))
-        case inspect.VarTupleType():
+        case inspect.VarTupleType() | inspect.ListType():
             yield from _tables_with(kind.item_type, key, path)
         case _:
             pass

@@ -34,7 +34,7 @@ def walk(kind: inspect.Type, path: Path, tag: str = "") -> Iterator[tuple[Path, 
         case inspect.DictType():
             yield from walk(kind.key_type, (*path, "KEY"))
             yield from walk(kind.value_type, (*path, NAME))
-        case inspect.VarTupleType():
+        case inspect.VarTupleType() | inspect.ListType():
             yield from walk(kind.item_type, (*path, 0))
         case inspect.Metadata():
             yield from walk(kind.type, path)
@@ -55,7 +55,8 @@ def settings_with(path: Path, value: object) -> dict[str, Any]:
         if isinstance(path[depth], int):
             made = [made]
         else:
-            around = [kind for at, kind in TABLES if at == path[:depth]]
+            tables = [kind for at, kind in TABLES if at == path[:depth]]
+            around = [kind for kind in tables if any(field.encode_name == path[depth] for field in kind.fields)]
             needs = {} if path[depth] == NAME or not around else required(around[-1], str(path[depth]))
             made = {**needs, str(path[depth]): made}
     assert isinstance(made, dict)
@@ -76,7 +77,7 @@ def sample(kind: inspect.Type, name: str) -> Any:
             return {"api": "gemini", "use": "a:b"}.get(name, "x/y")
         case inspect.LiteralType():
             return kind.values[0]
-        case inspect.VarTupleType():
+        case inspect.VarTupleType() | inspect.ListType():
             return [sample(kind.item_type, "")]
         case inspect.StructType():
             return required(kind, "")
