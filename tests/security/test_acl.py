@@ -25,7 +25,7 @@ from tests.e2e.fleet import CHAINED, SEPARATE, Kind, ended, fleet
 from tests.servers import binary
 from tests.services.cli.process import Command, running
 from tests.waiting import eventually
-from tokenbus import Chunk, Client
+from tokenbus import Chunk, Client, Run
 from tokenbus.bus.activity import ActivitySlots
 from tokenbus.bus.dead_letters import StoredDeadLetter, give_back, newest_dead_letters
 from tokenbus.bus.keys import Keys
@@ -176,6 +176,9 @@ async def test_each_service_does_its_work_as_its_own_user(
         # Its first line has the count: other tests of this process may have declared scripts that it does not know.
         count = scripts.seen[0].split()[2]
         await scripts.says(f"{count} of {count} scripts loaded again")
+        asked = await publisher.publish({**_request("asks"), "tools": [{**WEATHER, "approval": "always"}]})
+        await eventually(lambda: _allowed(publisher, asked), timeout=20)
+        assert (await publisher.result(asked)).text == "Let me look.\n\nIt rains."
         cancelled = await publisher.publish(_request("asks"))
         await publisher.cancel(cancelled)
         await ended(operator.client, KEYS, [cancelled.id])
@@ -183,7 +186,7 @@ async def test_each_service_does_its_work_as_its_own_user(
         await eventually(lambda: operator.client.xlen(KEYS.dead))
         listed = {info.run: info.state async for info in subscriber.runs()}
         assert listed[run.id] == listed[judged.id] == "completed"
-        await eventually(lambda: _recorded(operator, [run.id, judged.id, by_http, cancelled.id]))
+        await eventually(lambda: _recorded(operator, [run.id, judged.id, by_http, asked.id, cancelled.id]))
         waiting = await eventually(lambda: operator.client.hvals(KEYS.webhook_bodies("away")))
         assert any(run.id.encode() in delivery for delivery in waiting)
     # What was asked while the scripts were gone, and then waited.
@@ -285,6 +288,14 @@ async def test_users_may_write_to_sessions_and_decide_what_is_waited_for(
             await world.build()
             await run_script(server, scene.call(world))
     assert await guarded.refusals() == []
+
+
+async def _allowed(publisher: Client, run: Run) -> bool:
+    """Whether what the run waits for was found, and allowed."""
+    found = [info.wait async for info in publisher.waiting(run=run)]
+    for wait in found:
+        await publisher.approve(run, wait)
+    return bool(found)
 
 
 async def _asked_by_http(gateway: str) -> str:
