@@ -27,6 +27,8 @@ SHOWN: dict[str, frozenset[str]] = {
     "answering": frozenset({"model", "response_id", "provider"}),
     "retrying": frozenset({"error", "next_attempt", "delay_ms", "drop_from", "continues", "fallback"}),
     "restarted": frozenset({"error", "next_attempt", "delay_ms", "drop_from"}),
+    "waiting": frozenset({"wait", "what", "block", "tool_id", "tool_name", "deadline_ms", "on_deadline"}),
+    "resumed": frozenset({"wait", "what", "block", "tool_id", "tool_name", "decision"}),
     "usage": frozenset({"usage", "total", "model", "response_id", "provider"}),
     "completed": _END,
     "incomplete": _END | {"error"},
