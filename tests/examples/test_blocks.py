@@ -43,7 +43,11 @@ RUN_BY_OTHERS = {
         13,
         "test_any_language::test_every_command_of_the_page_is_in_a_section_that_is_tried_here",
     ),
-    ("docs/guides/durable-streams.md", "js"): (1, "test_gateway::test_the_page_of_durable_streams_prints_the_text"),
+    ("docs/guides/durable-streams.md", "js"): (
+        2,
+        "test_gateway::test_the_page_of_durable_streams_prints_the_text",
+        "test_gateway::test_the_page_of_durable_streams_writes_into_a_session_once",
+    ),
     ("docs/guides/use-chat.md", "js"): (
         2,
         "test_gateway::test_use_chat_of_the_page_resumes_in_a_browsers_document",

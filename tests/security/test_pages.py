@@ -25,7 +25,14 @@ from tokenbus_services.gateway.app import WithPages
 from tokenbus_services.gateway.http_request import Edge
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, Turn
 from tokenbus_services.net.request_guard import AsgiApp, RequestGuard
-from tokenbus_services.settings import BlobSettings, GatewaySettings, HttpSettings, RecordSettings, Settings
+from tokenbus_services.settings import (
+    BlobSettings,
+    GatewaySettings,
+    HttpSettings,
+    RecordSettings,
+    Settings,
+    WebhookSettings,
+)
 from tokenbus_services.settings.tables.gateway import ALL_SURFACES
 
 PAGES = ["/asyncapi", "/asyncapi.json", "/health", "/metrics", "/ready"]
@@ -41,8 +48,14 @@ def made(service: ServiceName, directory: Path, **http: Any) -> AsgiApp:
         http=HttpSettings(**http),
         blobs=BlobSettings(service_url="http://blobs:8080"),
         gateway=GatewaySettings(),
+        webhooks={"any": WebhookSettings(url="https://example.com/", secret_env="HOOK_SECRET")},
     )
     return create(service, settings)
+
+
+@pytest.fixture(autouse=True)
+def _with_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOOK_SECRET", "whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIz")
 
 
 @asynccontextmanager

@@ -325,7 +325,7 @@ def test_what_is_said_to_begin_nothing_begins_nothing(
     else:
         with http.stream(method, path, headers=auth(OWNER)):
             pass
-    assert runs_of(bus) == before
+    assert not runs_of(bus) - before  # one may be deleted
 
 
 def spend(http: httpx.Client, key: NewKey, status: int) -> None:
