@@ -19,6 +19,7 @@ from tests.deploy.prometheus_server import OBSERVABILITY, Prometheus, needs_prom
 from tests.e2e.conftest import WEATHER, sender
 from tests.e2e.fleet import WITH_TOOLS, Fleet, Kind, ended, fleet
 from tests.e2e.media.test_media import PNG, message_with, upload
+from tests.services.webhooks.test_receiver import AWAY, OLD
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
@@ -106,8 +107,8 @@ async def everything(directory: Path, redis_url: str, keys: Keys, provider_url: 
     stores.mkdir()
     others.mkdir()
     async with fleet(stores, redis_url, keys, provider_url, ("blobs",)) as store:
-        kinds: tuple[Kind, ...] = ("gateway", *WITH_TOOLS, "recorder", "policy")
-        toml = f'{TOML}[blobs]\nservice_url = "{store.workers[0].url}"\n'
+        kinds: tuple[Kind, ...] = ("gateway", *WITH_TOOLS, "recorder", "webhooks", "policy")
+        toml = f'{TOML}{AWAY}[blobs]\nservice_url = "{store.workers[0].url}"\n'
         async with fleet(others, redis_url, keys, provider_url, kinds, toml) as services:
             services.workers += store.workers
             try:
@@ -122,6 +123,7 @@ async def test_every_query_of_every_panel_finds_data_after_a_load(
 ) -> None:
     send = sender(server, keys)
     monkeypatch.setenv("MARKS", str(tmp_path))
+    monkeypatch.setenv("HOOK_SECRET", OLD)
     async with (
         MockProvider(SCRIPTS) as provider,
         everything(tmp_path, server_url, keys, provider.url) as services,

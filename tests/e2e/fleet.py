@@ -127,7 +127,7 @@ class Fleet:
         self._config = directory / "tokenbus.toml"
         if "drain_s" not in toml:  # a test's stalled calls are not waited for
             toml = (
-                toml.replace("[stages]\n", f"[stages]\n{DRAIN}") if "[stages]" in toml else f"{toml}[stages]\n{DRAIN}"
+                toml.replace("[stages]\n", f"[stages]\n{DRAIN}") if "[stages]" in toml else f"{toml}\n[stages]\n{DRAIN}"
             )
         self._config.write_text(
             f"""

@@ -13,7 +13,7 @@ from tests.e2e.conftest import Send
 from tests.e2e.fleet import ended
 from tests.e2e.media.test_media import PNG, message_with, upload, with_store
 from tests.services.cli.process import run
-from tests.services.webhooks.test_receiver import OLD
+from tests.services.webhooks.test_receiver import AWAY, OLD
 from tests.waiting import eventually
 from tokenbus import Client
 from tokenbus.bus.keys import Keys
@@ -26,9 +26,6 @@ OURS, THEIRS, FORGOTTEN = "swordfish", "halibut", "mackerel"
 SCRIPTS = [
     Script(name=word, turns=(Turn(says=Reply(text=f"It is {word} again.")),)) for word in (OURS, THEIRS, FORGOTTEN)
 ]
-AWAY = (
-    '[webhooks.away]\nurl = "http://127.0.0.1:1/"\nsecret_env = "HOOK_SECRET"\nevery_run = true\nallow_private = true\n'
-)
 TABLES = f"[records]\nsample = 1.0\n[gateway]\n{AWAY}"
 
 

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
+import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.conftest import WEATHER, Send
 from tests.e2e.fleet import WITH_TOOLS, Kind, Worker, ended, fleet
+from tests.services.webhooks.test_receiver import AWAY, OLD
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
@@ -67,6 +69,11 @@ async def scraped(workers: list[Worker]) -> Seen:
     return seen
 
 
+@pytest.fixture(autouse=True)
+def _with_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOOK_SECRET", OLD)
+
+
 @asynccontextmanager
 async def everything(directory: Path, redis_url: str, keys: Keys, provider_url: str) -> AsyncGenerator[list[Worker]]:
     """The workers of all services, a store and a recorder among them."""
@@ -74,8 +81,8 @@ async def everything(directory: Path, redis_url: str, keys: Keys, provider_url: 
     stores.mkdir()
     others.mkdir()
     async with fleet(stores, redis_url, keys, provider_url, ("blobs",)) as store:
-        toml = f'[gateway]\n[records]\n[blobs]\nservice_url = "{store.workers[0].url}"\n'
-        kinds: tuple[Kind, ...] = (*WITH_TOOLS, "recorder", "policy", "gateway")
+        toml = f'[gateway]\n[records]\n{AWAY}[blobs]\nservice_url = "{store.workers[0].url}"\n'
+        kinds: tuple[Kind, ...] = (*WITH_TOOLS, "recorder", "webhooks", "policy", "gateway")
         async with fleet(others, redis_url, keys, provider_url, kinds, toml) as services:
             yield [*store.workers, *services.workers]
 
@@ -113,6 +120,7 @@ async def test_the_pages_have_metrics_of_runs_calls_and_queues_and_all_that_dash
         "turns",
         "tools",
         "records",
+        "notices",
     }
 
     expressions = list(asked())

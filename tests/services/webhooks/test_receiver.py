@@ -29,6 +29,14 @@ from tokenbus_services.webhooks.service import WebhookMetrics, WebhookService
 
 OLD, NEW = (f"whsec_{base64.b64encode(bytes([n]) * 32).decode()}" for n in (1, 2))
 ENV = {"HOOK_SECRET": OLD}
+AWAY = """
+[webhooks.away]
+url = "http://127.0.0.1:1/"
+secret_env = "HOOK_SECRET"
+every_run = true
+allow_private = true
+"""
+"""Settings of one that nobody serves."""
 RUN = "run-1"
 DATA = {"run": RUN, "seq": 9, "finish": "stop"}
 

@@ -34,18 +34,23 @@ _decode = msgspec.json.Decoder().decode
 
 def json_body(body: bytes) -> Json:
     """Decode a body that must be a JSON object. Raises Refusal."""
+    value = json_value(body)
+    if not isinstance(value, dict):
+        raise invalid(None, "the body must be a JSON object")
+    return cast("Json", value)
+
+
+def json_value(body: bytes) -> object:
+    """Decode a body of any JSON. Raises Refusal."""
     check_size(body)
     try:
-        value = _decode(body)
+        return _decode(body)
     except UnicodeDecodeError:
         raise not_json("it is not UTF-8") from None
     except RecursionError:
         raise not_json("it is nested too deeply") from None
     except msgspec.DecodeError as e:
         raise not_json(str(e)) from None
-    if not isinstance(value, dict):
-        raise invalid(None, "the body must be a JSON object")
-    return cast("Json", value)
 
 
 def check_size(body: bytes) -> None:

@@ -16,7 +16,7 @@ from tokenbus.events.public import PublicEvent, UnknownEvent, encode
 from tokenbus.events.sessions import AnySessionEvent
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid
 from tokenbus_services.gateway.surfaces.contract import Answer
-from tokenbus_services.gateway.surfaces.fields import check_size, is_whole, not_json
+from tokenbus_services.gateway.surfaces.fields import is_whole, json_value
 
 START, NOW = "-1", "now"
 CURSOR_EPOCH_S = 1_728_432_000
@@ -143,11 +143,7 @@ def messages_in(body: bytes) -> list[object]:
     """The messages of an append: the elements of an array, or the value itself. Raises Refusal."""
     if not body:
         raise invalid(None, "the body is empty")
-    check_size(body)
-    try:
-        value: object = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-        raise not_json(str(e)) from None
+    value = json_value(body)
     found = cast("list[object]", value) if isinstance(value, list) else [value]
     if not found:
         raise invalid(None, "an empty array has no message")
