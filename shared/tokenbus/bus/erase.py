@@ -8,6 +8,7 @@ it.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterable
 from typing import Any
@@ -18,14 +19,17 @@ from tokenbus.bus.dead_letters import all_dead_letters, drop_dead_letter
 from tokenbus.bus.keys import DATA_FIELD, TOPICS, Keys, SubscribedTopic
 from tokenbus.bus.layout import locate
 from tokenbus.bus.records import drop_record
-from tokenbus.bus.run_record import ACCEPTED, ENDED_AT, TENANT
+from tokenbus.bus.run_record import ACCEPTED, ENDED_AT, STATUS, TENANT, UNENDED, status_of
 from tokenbus.bus.scripts.retention import erase
 from tokenbus.bus.server.run_scripts import run_scripts
 from tokenbus.bus.server.server import Server
+from tokenbus.bus.server.stream_reader import id_key
 from tokenbus.bus.topology import POLICY, STAGES
 from tokenbus.bus.webhooks import deliveries_of
 
 PAGE = 500
+PASSING_S = 5.0
+"""How long an erasure waits until stages have read what they were passed."""
 LATER_MS = 60_000
 """Events and decisions about a run that are written after its end are written within this time."""
 
@@ -159,19 +163,37 @@ def _inputs(keys: Keys, partition: int) -> list[tuple[str, str]]:
 async def _clean_inputs(server: Server, keys: Keys, partition: int, runs: set[str]) -> None:
     """Trim exactly what the stages themselves trim only about, and delete what they have processed of these runs alone.
 
-    An entry that open runs share stays until they have ended.
+    An entry that open runs share stays until they have ended. What arrived last is waited for, for a while.
     """
+    until = asyncio.get_running_loop().time() + PASSING_S
     for lease, stream in _inputs(keys, partition):
-        offset, watermark = await server.client.hmget(lease, ["offset", "watermark"])
+        newest = await server.client.xrevrange(stream, count=1)
+        while True:
+            offset, watermark = await server.client.hmget(lease, ["offset", "watermark"])
+            read = not newest or (offset and id_key(offset.decode()) >= id_key(newest[0][0].decode()))
+            if read or asyncio.get_running_loop().time() > until:
+                break
+            await asyncio.sleep(PASSING_S / 100)
         if offset is None or watermark in {None, b"0-0"}:
             continue
         await server.client.xtrim(stream, minid=watermark, approximate=False)
         begin = "-"
         while page := await server.client.xrange(stream, begin, offset, count=PAGE):
-            ids = [entry_id for entry_id, fields in page if {name.decode(errors="replace") for name in fields} <= runs]
+            named = {entry_id: {name.decode(errors="replace") for name in fields} for entry_id, fields in page}
+            still_open = await _open_among(server, keys, set[str]().union(*named.values()) - runs)
+            ids = [entry_id for entry_id, names in named.items() if names & runs and not names & still_open]
             if ids:
                 await server.client.xdel(stream, *ids)
             begin = f"({page[-1][0].decode()}"
+
+
+async def _open_among(server: Server, keys: Keys, runs: Collection[str]) -> set[str]:
+    """Those that have not ended."""
+    pipe = server.client.pipeline(transaction=False)
+    for run in runs:
+        pipe.hget(keys.run(run), STATUS)
+    states: list[bytes | None] = await pipe.execute() if runs else []
+    return {run for run, status in zip(runs, states, strict=True) if status_of(status) in UNENDED}
 
 
 async def topic_entries(
