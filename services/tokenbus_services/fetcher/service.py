@@ -35,7 +35,7 @@ from tokenbus_services.intake.blob_offload import IntakeMedia
 from tokenbus_services.intake.run_creation import Cancels
 from tokenbus_services.media.blob_cache import RecentBlobs
 from tokenbus_services.runtime.metrics import KnownModels
-from tokenbus_services.runtime.queue_work import InFlight, dead_letter_item
+from tokenbus_services.runtime.queue_work import InFlight, dead_letter_run
 from tokenbus_services.runtime.task_failures import LoggedTasks
 from tokenbus_services.runtime.worker_core import WorkerCore
 
@@ -265,7 +265,7 @@ class FetcherService:
         await self._intake.unreadable(item, error)
 
     async def _poisoned(self, item: QueueItem, error: Exception) -> None:
-        await dead_letter_item(self._server, self._settings, self.name, item, error)
+        await dead_letter_run(self._server, self._settings, self.name, item, error)
 
     def _cancel(self, item: QueueItem) -> bool:
         return self._cancels.take(item)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,7 +17,6 @@ import structlog
 from prometheus_client import CollectorRegistry, Counter
 
 from tokenbus.blobs import BlobStreams
-from tokenbus.bus.dead_letters import DeadLetter, dead_letter
 from tokenbus.bus.keys import DATA_FIELD, Keys
 from tokenbus.bus.liveness import Liveness, beating, rest, stop_task
 from tokenbus.bus.records import RecordEntry, drop_old_records, forget_recorded, newest_records, put_record
@@ -32,7 +32,7 @@ from tokenbus_services.recorder import record as records
 from tokenbus_services.recorder.record import Record, packed
 from tokenbus_services.runtime.app.service_app import worker_name
 from tokenbus_services.runtime.metrics import DeadLetterMetrics
-from tokenbus_services.runtime.queue_work import Later, QueueWork
+from tokenbus_services.runtime.queue_work import Later, QueueWork, dead_letter_item
 from tokenbus_services.runtime.worker_core import DeploymentAgreement
 from tokenbus_services.settings import RecordSettings, Settings
 from tokenbus_services.telemetry import NO_TRACER, RunTracer, Span
@@ -88,7 +88,7 @@ class RecordService:
             worker=worker,
             most=AT_ONCE,
             work=self._work,
-            poisoned=self._poisoned,
+            poisoned=partial(dead_letter_item, server, settings, GROUP),
             still_s=lambda item: STILL_S,
             liveness=self.liveness,
         )
@@ -270,21 +270,6 @@ class RecordService:
             return
         if missing:
             log.warning("record_incomplete", run=entry.run, missing=sorted(missing))
-
-    # --- failures ----------------------------------------------------------------------------------------
-
-    async def _poisoned(self, item: QueueItem, error: Exception) -> None:
-        """Dead-letter a run whose record cannot be made. The run itself is unaffected."""
-        for name, data in item.fields.items():
-            entry = DeadLetter(
-                reason=f"{type(error).__name__}: {error}",
-                stage=GROUP,
-                stream=item.stream,
-                entry=item.entry_id,
-                bytes=data,
-                run=name.decode(errors="replace"),
-            )
-            await dead_letter(self._server, self._keys, entry, most=self._settings.retention.dead_entries)
 
 
 class RecordMetrics:

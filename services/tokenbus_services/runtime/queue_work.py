@@ -121,13 +121,19 @@ class QueueWork:
 
 
 async def dead_letter_item(server: Server, settings: Settings, stage: str, item: QueueItem, error: Exception) -> None:
-    """Move a poison item to the dead-letter stream and end its run as `failed`."""
-    keys = settings.keys
+    """Copy a poison item to the dead-letter stream. Its run is unaffected."""
     reason = f"{type(error).__name__}: {error}"
     for name, data in item.fields.items():
         run = name.decode(errors="replace")
         dead = DeadLetter(reason=reason, stage=stage, stream=item.stream, entry=item.entry_id, bytes=data, run=run)
-        await dead_letter(server, keys, dead, most=settings.retention.dead_entries)
+        await dead_letter(server, settings.keys, dead, most=settings.retention.dead_entries)
+
+
+async def dead_letter_run(server: Server, settings: Settings, stage: str, item: QueueItem, error: Exception) -> None:
+    """Copy a poison item to the dead-letter stream, and end its run as `failed`."""
+    keys = settings.keys
+    await dead_letter_item(server, settings, stage, item, error)
+    for run in (name.decode(errors="replace") for name in item.fields):
         told = public_reason(error, "the work failed")
         problem = ErrorInfo(code="poison", kind="internal", message=told, where=f"{stage} {item.entry_id}")
         frame = encode(EventFrame(0, CONTROL_ATTEMPT, server.clock.now_ms(), [Failed(problem)]))

@@ -38,7 +38,7 @@ from tokenbus_services.executor.processes import End
 from tokenbus_services.runtime.app.service_app import worker_name
 from tokenbus_services.runtime.mcp_tool_cache import McpToolCache
 from tokenbus_services.runtime.metrics import DeadLetterMetrics
-from tokenbus_services.runtime.queue_work import QueueWork, dead_letter_item
+from tokenbus_services.runtime.queue_work import QueueWork, dead_letter_run
 from tokenbus_services.runtime.worker_core import DeploymentAgreement
 from tokenbus_services.settings import Settings
 from tokenbus_services.telemetry import NO_TRACER, RunTracer, Span
@@ -229,7 +229,7 @@ class ToolService:
         )
 
     async def _poisoned(self, item: QueueItem, error: Exception) -> None:
-        await dead_letter_item(self._server, self._settings, self.name, item, error)
+        await dead_letter_run(self._server, self._settings, self.name, item, error)
 
     def _on_control(self, message: Control) -> None:
         if message.what == "cancel":

@@ -6,6 +6,7 @@ A notice becomes one delivery a receiver; a delivery has an id of its own, so a 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -23,7 +24,7 @@ from tokenbus.events.notices import decode_notice
 from tokenbus_services.redaction.redactor import LEARNED
 from tokenbus_services.runtime.app.service_app import worker_name
 from tokenbus_services.runtime.metrics import DeadLetterMetrics
-from tokenbus_services.runtime.queue_work import QueueWork
+from tokenbus_services.runtime.queue_work import QueueWork, dead_letter_item
 from tokenbus_services.runtime.worker_core import DeploymentAgreement
 from tokenbus_services.settings import Settings
 from tokenbus_services.webhooks.receiver import Receiver
@@ -75,7 +76,7 @@ class WebhookService:
             worker=worker,
             most=AT_ONCE,
             work=self._hand_over,
-            poisoned=self._poisoned,
+            poisoned=partial(dead_letter_item, server, settings, GROUP),
             still_s=lambda item: STILL_S,
             liveness=self.liveness,
         )
@@ -135,19 +136,6 @@ class WebhookService:
             reason=problem, stage=GROUP, stream=place, entry=delivery.id, bytes=delivery.body, run=delivery.run
         )
         await dead_letter(self._server, self._keys, entry, most=self._settings.retention.dead_entries)
-
-    async def _poisoned(self, item: QueueItem, error: Exception) -> None:
-        """Dead-letter a notice that cannot be handed over."""
-        for name, data in item.fields.items():
-            entry = DeadLetter(
-                reason=f"{type(error).__name__}: {error}",
-                stage=GROUP,
-                stream=item.stream,
-                entry=item.entry_id,
-                bytes=data,
-                run=name.decode(errors="replace"),
-            )
-            await dead_letter(self._server, self._keys, entry, most=self._settings.retention.dead_entries)
 
 
 class WebhookMetrics:

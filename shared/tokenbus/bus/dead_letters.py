@@ -162,6 +162,8 @@ async def give_back(server: Server, keys: Keys, dead: StoredDeadLetter) -> str:
     webhook's name; it is tried within seconds. Raises CannotRetry for another entry, and redis-py's errors.
     """
     e = dead.entry
+    if e.size:
+        raise CannotRetry(dead.id, f"only {len(e.bytes)} of its {e.size} bytes are kept")
     if receiver := keys.webhook_of(e.stream):
         seconds, microseconds = await server.client.time()
         now_ms = seconds * 1000 + microseconds // 1000
@@ -169,9 +171,7 @@ async def give_back(server: Server, keys: Keys, dead: StoredDeadLetter) -> str:
         return receiver
     partition = partition_in(e.stream)
     if e.group is None or partition is None:
-        raise CannotRetry(dead.id, "no group of subscribers had it")
-    if e.size:
-        raise CannotRetry(dead.id, f"only {len(e.bytes)} of its {e.size} bytes are kept")
+        raise CannotRetry(dead.id, "neither a group of subscribers nor a webhook had it")
     stream = keys.returned(partition, e.group)
     pipe = server.client.pipeline(transaction=False)
     pipe.xadd(stream, {DATA_FIELD: e.bytes})

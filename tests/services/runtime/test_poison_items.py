@@ -11,7 +11,7 @@ from tokenbus.bus.work_queue import QueueItem
 from tokenbus.errors import BlobUnavailable, TokenbusError
 from tokenbus.events.frames import decode_events
 from tokenbus.events.normalized import Failed
-from tokenbus_services.runtime.queue_work import WorkBroken, dead_letter_item
+from tokenbus_services.runtime.queue_work import WorkBroken, dead_letter_run
 from tokenbus_services.settings import Settings
 
 SECRET = "host-7.internal of tenant acme"
@@ -33,7 +33,7 @@ class OfOurs(TokenbusError):
 async def test_clients_read_no_text_of_an_unexpected_exception(server: Server, keys: Keys, error: Exception, told: str):
     settings = Settings(prefix=keys.prefix, partitions=keys.partitions)
     item = QueueItem("turns", "1-1", {b"r": b"work"}, 1)
-    await dead_letter_item(server, settings, "fetcher", item, error)
+    await dead_letter_run(server, settings, "fetcher", item, error)
     events = keys.topic(keys.partition_of("r"), "events")
     [(_, fields)] = await server.client.xrange(events)
     [failed] = decode_events(fields[b"r"]).events
