@@ -46,6 +46,10 @@ Write down what is needed for that: facts, names, numbers, decisions, what was p
 summary, in the language of the conversation.
 
 """
+_NOTE = "gateway"
+"""Where the gateway notes in a run's metadata whose key pays. Its note of a run that answers a client has more fields,
+so no client's protocol shows a summary as an answer.
+"""
 SUMMARISED = "What was said before, in summary:\n\n"
 
 
@@ -152,6 +156,8 @@ class SessionHistory:
         metadata: dict[str, object] = {"summary_of": of.id}
         if tenant := tenant_of(request.metadata):
             metadata["tenant"] = tenant
+        if key := _payer(request.metadata):
+            metadata[_NOTE] = {"key": key}
         summarises = Generate(
             id=f"summary-{sha256(what.encode()).hexdigest()[:32]}",
             provider=bound.provider or request.provider,
@@ -161,6 +167,18 @@ class SessionHistory:
             visible=False,
         )
         return Summarised(of, runs, old.edits, summarises)
+
+
+def _payer(metadata: dict[str, object] | None) -> str | None:
+    """The id of the gateway's key that pays for a run, and so for its summary, which has no reservation."""
+    try:
+        return msgspec.convert((metadata or {}).get(_NOTE) or {}, _Payer).key
+    except msgspec.ValidationError:  # a publisher's own text
+        return None
+
+
+class _Payer(msgspec.Struct, frozen=True):
+    key: str | None = None
 
 
 def _lines(messages: Sequence[Message]) -> Iterator[str]:

@@ -24,7 +24,9 @@ from tokenbus.errors import RequestInvalid, SessionNotFound
 from tokenbus.events.requests import (
     Configure,
     Delete,
+    Fallback,
     Generate,
+    HistoryBound,
     Message,
     Rewrite,
     SessionItem,
@@ -211,7 +213,7 @@ class SessionDoor:
             del request["metadata"]
         messages = [*item.messages, _SAMPLE]
         generate = generate_from({**request, "messages": msgspec.to_builtins(messages)}, caller.rules)
-        admission = await self._admitted(caller, surface, session, append, generate)
+        admission = await self._admitted(caller, surface, session, append, generate, history=item.history)
         await self._access.withdraw(caller, _hold(session, append))
         await self._access.leave(caller, _hold(session, append))
         request |= {"provider": generate.provider, "model": generate.model}
@@ -243,7 +245,7 @@ class SessionDoor:
         check_open(msgspec.structs.replace(generate, messages=said), caller.rules)
         if not item.run:  # nothing begins
             return await session.append(item, append=append, metadata=_own(metadata)), {}
-        admission = await self._admitted(caller, surface, session, append, generate)
+        admission = await self._admitted(caller, surface, session, append, generate, history=config.history)
         hold = _hold(session, append)
         asked = msgspec.structs.replace(generate, id=hold)
         note = GatewayNote(
@@ -270,9 +272,19 @@ class SessionDoor:
         return receipt, admission.headers
 
     async def _admitted(
-        self, caller: Caller, surface: str, session: Session, append: str, generate: Generate
+        self,
+        caller: Caller,
+        surface: str,
+        session: Session,
+        append: str,
+        generate: Generate,
+        *,
+        history: HistoryBound | None,
     ) -> Admitted:
-        return await self._access.admit(caller, surface, msgspec.structs.replace(generate, id=_hold(session, append)))
+        """Admit the message. Its key pays for a summary too, so it must be allowed, and have a price, as a fallback."""
+        choices = [*(generate.fallback or ()), *_summariser(history)]
+        asked = msgspec.structs.replace(generate, id=_hold(session, append), fallback=choices or generate.fallback)
+        return await self._access.admit(caller, surface, asked)
 
     # --- sessions that there are ----------------------------------------------------------------------------------
 
@@ -315,6 +327,13 @@ class SessionDoor:
 def _hold(session: Session, append: str) -> str:
     """The name under which a budget holds what an append may cost; that of no run."""
     return f"append {session_ref(session.tenant, session.name)} {append}"
+
+
+def _summariser(bound: HistoryBound | None) -> tuple[Fallback, ...]:
+    """Who summarises the history, if another than the model that answers."""
+    if bound is None or bound.provider is None or bound.model is None:  # both are named, or neither
+        return ()
+    return (Fallback(provider=bound.provider, model=bound.model),)
 
 
 def _parted(messages: list[Message]) -> tuple[list[Message], list[Message]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Generator, Iterator
 from typing import Any
@@ -13,17 +14,20 @@ import redis
 from tests.e2e.gateway.served import auth
 from tests.waiting import eventually_sync
 from tokenbus.bus.keys import Keys
+from tokenbus.bus.server.server import Server
 from tokenbus.testing import LocalBus
+from tokenbus_services.gateway.budgets.spend import Spent, read_spend
 from tokenbus_services.gateway.keys.key import NewKey, new_key
 from tokenbus_services.mock_provider import Reply, Stall, Turn
 
-ADA, EVE, BOSS, POOR, NARROW, SHORT = (new_key() for _ in range(6))
+ADA, EVE, BOSS, POOR, NARROW, SHORT, PAYS = (new_key() for _ in range(7))
 KEYS = {
     "ada": (ADA, 'tenant = "ada"'),
     "eve": (EVE, 'tenant = "eve"'),
     "boss": (BOSS, 'tenant = "boss"\noperator = true'),
     "poor": (POOR, 'tenant = "ada"\nmax_budget = 0.5'),
     "narrow": (NARROW, 'tenant = "ada"\nmodels = ["anthropic/another"]'),
+    "pays": (PAYS, 'tenant = "ada"\nmax_budget = 9'),
     "short": (SHORT, 'tenant = "ada"\nmax_tokens = 7'),
 }
 SETTINGS = '[gateway]\n[gateway.prices."anthropic/"]\ninput = 1\noutput = 1000\n' + "".join(
@@ -233,6 +237,30 @@ def test_a_key_may_not_reach_by_a_session_what_it_may_not_ask_for(http: httpx.Cl
     seen = http.get("/sessions/rights", headers=auth(ADA)).json()
     assert seen["configuration"]["request"]["max_tokens"] == 7
     assert say(http, "rights", "hello", SHORT)["fate"]["state"] == "delivered"
+
+
+def test_the_key_of_a_run_pays_for_the_summary_of_its_history_and_may_use_its_model(
+    bus: LocalBus, http: httpx.Client
+) -> None:
+    bus.model_says("short", "They counted.")
+    bound = {"tokens": 300, "how": "summary", "provider": "anthropic", "model": "short"}
+    narrow = {"type": "configure", "request": {**TALK, "model": "anthropic/another"}, "history": bound}
+    answer = append(http, "long", NARROW, narrow)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "model_not_allowed"), answer.text
+    answer = append(http, "long", PAYS, {"type": "configure", "request": TALK, "history": bound})
+    assert answer.status_code == 200, answer.text
+    bus.model_says("talk", "one", "two")
+    for n, text in enumerate(("count " * 400, "on")):
+        say(http, "long", text, PAYS)
+        until(events(http, "long"), "run_ended", n + 1)
+    assert [request["model"] for request in bus.requests].count("short") == 1
+
+    async def spent() -> Spent:
+        async with Server(bus.url) as server:
+            return (await read_spend(server, Keys(), ["pays"]))[0].total
+
+    eventually_sync(lambda: asyncio.run(spent()).runs == 3)
+    assert held(http, bus, "pays") == 0
 
 
 def test_an_id_that_no_append_can_have_has_no_fate(bus: LocalBus, http: httpx.Client) -> None:
