@@ -32,6 +32,7 @@ from tokenbus_services.net.http_server import ENDLESS, HttpBounds, server_config
 from tokenbus_services.net.web_socket import BoundedSocket
 from tokenbus_services.redaction.redactor import secrets_of
 from tokenbus_services.runtime import logs
+from tokenbus_services.runtime.app.service_app import EMBEDDED
 from tokenbus_services.runtime.supervision import LoopWatch
 from tokenbus_services.settings import ConsoleSettings, Settings
 
@@ -347,8 +348,10 @@ AsgiApp = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 class Lifespan:
     """One app, from its start to its stop."""
 
-    def __init__(self, app: AsgiApp) -> None:
+    def __init__(self, app: AsgiApp, *, embedded: bool = False) -> None:
+        """``embedded``: the process belongs to another program, which the app must not end."""
         self._app = app
+        self._extensions: dict[str, Any] = {EMBEDDED: {}} if embedded else {}
         self._messages: asyncio.Queue[Message] = asyncio.Queue()
         self._started = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -375,9 +378,8 @@ class Lifespan:
         await self._task
 
     async def _run(self) -> None:
-        await self._app(
-            {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, self._messages.get, self._on_app_message
-        )
+        scope = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}, "extensions": self._extensions}
+        await self._app(scope, self._messages.get, self._on_app_message)
 
     async def _on_app_message(self, message: Message) -> None:
         if message["type"] == "lifespan.startup.complete":

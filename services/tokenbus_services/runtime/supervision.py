@@ -7,6 +7,10 @@ was waiting. Its parent (`tokenbus up`, Compose, an orchestrator) restarts it.
 A child process checks that the event loop turns. If it does not, leases and heartbeats stop by themselves; the child
 ends the worker, so that a new one replaces it. A thread could not: it needs the interpreter's lock, which the code that
 blocks the loop may hold.
+
+A worker that runs embedded in another program (`tokenbus.testing.LocalBus`) never ends that program's process. If a
+task of it ends, its app shuts down and raises `WorkerStuck`. A stall is only logged: no other worker could take over,
+and the program itself may have held the interpreter.
 """
 
 from __future__ import annotations
@@ -69,6 +73,8 @@ class WorkerSupervisor:
         self._failed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._closed = False
+        self.embedded = False
+        """Whether the process belongs to another program, which this must not end."""
         self.error: WorkerStuck | None = None
         """Why the worker ends."""
 
@@ -122,17 +128,22 @@ class WorkerSupervisor:
 
     async def _watch_tasks(self) -> None:
         before = process_clock.now()
+        logged: set[LongTask] = set()
         while True:
             await asyncio.sleep(TICK_S)
             now = process_clock.now()
             self._liveness.elapsed_s += now - before
             before = now
-            for long_task in self._liveness.tasks:
-                if long_task.still_s > self._stuck_s + long_task.slack_s:
-                    where = "".join(_waits_at(long_task.task))
-                    self._fail(long_task.name, f"made no progress for {long_task.still_s:.1f} s", None, where)
-                    long_task.task.cancel()  # it may hold what the others need to end
-                    return
+            still = {task for task in self._liveness.tasks if task.still_s > self._stuck_s + task.slack_s}
+            for long_task in still - logged:
+                problem, where = f"made no progress for {long_task.still_s:.1f} s", "".join(_waits_at(long_task.task))
+                if self.embedded:
+                    log.warning("task_stalled", task=long_task.name, problem=problem, waits_at=where)
+                    continue
+                self._fail(long_task.name, problem, None, where)
+                long_task.task.cancel()  # it may hold what the others need to end
+                return
+            logged = still
 
     def _unwatched(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()):
@@ -146,6 +157,8 @@ class WorkerSupervisor:
         self._liveness.close()
         log.critical("worker_exiting", task=name, problem=problem, waits_at=where or None, exc_info=error)
         self._failed.set()
+        if self.embedded:
+            return
         last = threading.Timer(HAND_OVER_S, self._end_now)
         last.daemon = True
         last.start()

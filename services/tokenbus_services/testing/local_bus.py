@@ -68,7 +68,8 @@ class LocalBus:
 
     Has the providers `anthropic`, `openai-chat`, `openai-responses`, `gemini` and `gemini-interactions`, also under the
     names that they have with `tokenbus up --mock`; each answers as scripted by `model_says`. The services run in their
-    own thread, so a test may block. Thread-safe.
+    own thread, so a test may block. Thread-safe. The bus never ends the test's process: if a service cannot continue,
+    the bus stops, and `stop` raises the service's error.
     """
 
     def __init__(self, settings: str = "") -> None:
@@ -246,6 +247,8 @@ class LocalBus:
             asyncio.run(self._serve())
         except BaseException as e:
             self._error = e
+            if self._started.is_set():
+                self._server.stop()  # what waits for a run of this bus gets an error instead of waiting for ever
         finally:
             self._loop = None
             self._started.set()
@@ -269,10 +272,14 @@ class LocalBus:
             running: dict[ServiceName, Lifespan] = {}
             try:
                 for name, app in apps.items():
-                    running[name] = Lifespan(app)
+                    running[name] = Lifespan(app, embedded=True)
                     await running[name].start()
                 self._started.set()
-                await self._stop.wait()
+                waits = [asyncio.create_task(self._stop.wait())]
+                waits += [asyncio.create_task(one.ended()) for one in running.values()]
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                for wait in waits:
+                    wait.cancel()
             finally:
                 ended = await asyncio.gather(*(one.stop() for one in running.values()), return_exceptions=True)
                 for error in filter(None, ended):

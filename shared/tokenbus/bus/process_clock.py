@@ -6,11 +6,15 @@ clock (`now`, `timeout`), and everything that asks whether the process itself st
 
 It notices a stand by a timer that is late. The timer runs while somebody holds the clock (`ticking`), as each `timeout`
 does. `install` replaces the clock, for a simulation.
+
+Each thread has a clock of its own, as each has its own event loop: a client in one thread, or a second bus in a test,
+must not hide a stand from the loop of another thread.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -80,7 +84,7 @@ class Timeout:
         self._when = when
         self._limit = asyncio.timeout(None)
         self._timer: asyncio.TimerHandle | None = None
-        self._ticking = _InUse.clock.ticking()
+        self._ticking = _in_use.clock.ticking()
 
     def reschedule(self, when: float | None) -> None:
         """End the block at this time of the clock; None: never."""
@@ -120,30 +124,36 @@ class Timeout:
             self._limit.reschedule(loop.time())
 
 
-class _InUse:
-    clock = ProcessClock()
+class _Clocks(threading.local):
+    """The clock of each thread."""
+
+    def __init__(self) -> None:
+        self.clock = ProcessClock()
+
+
+_in_use = _Clocks()
 
 
 def install(clock: ProcessClock) -> ProcessClock:
-    """Replace the clock of this process. Returns the one before."""
-    before, _InUse.clock = _InUse.clock, clock
+    """Replace the clock of this thread. Returns the one before."""
+    before, _in_use.clock = _in_use.clock, clock
     return before
 
 
 def now() -> float:
-    """`ProcessClock.now` of this process."""
-    return _InUse.clock.now()
+    """`ProcessClock.now` of this thread."""
+    return _in_use.clock.now()
 
 
 def stood_s() -> float:
-    """`ProcessClock.stood_s` of this process."""
-    return _InUse.clock.stood_s
+    """`ProcessClock.stood_s` of this thread."""
+    return _in_use.clock.stood_s
 
 
 @contextmanager
 def ticking() -> Generator[None]:
-    """`ProcessClock.ticking` of this process."""
-    with _InUse.clock.ticking():
+    """`ProcessClock.ticking` of this thread."""
+    with _in_use.clock.ticking():
         yield
 
 

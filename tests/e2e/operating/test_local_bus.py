@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import traceback
 import warnings
@@ -177,3 +179,11 @@ def test_all_settings_apply_or_are_named() -> None:
                 assert server.hget("mine:meta", "partitions") == b"2"
     finally:
         local.stop()
+
+
+@pytest.mark.parametrize("program", ["starved", "service_ends"])
+def test_the_bus_never_ends_the_process_of_the_test(program: str) -> None:
+    """In a process of its own: a bus that did would end pytest too."""
+    command = [sys.executable, "-m", "tests.e2e.operating.starved_bus", program]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stdout.splitlines()[-1:]) == (0, ["lives"]), ended.stdout + ended.stderr

@@ -11,7 +11,7 @@ import pytest
 
 from tests.waiting import eventually
 from tokenbus.bus import process_clock
-from tokenbus.bus.process_clock import STOOD_S, ProcessClock
+from tokenbus.bus.process_clock import STOOD_S, TICK_S, ProcessClock
 
 
 class Host:
@@ -38,6 +38,19 @@ async def test_the_clock_counts_no_time_in_which_the_process_stood(host: Host) -
         host.stopped_s += 3600
         assert process_clock.now() - before < 3600 - STOOD_S
         assert process_clock.stood_s() > 3600 - STOOD_S
+
+
+async def test_a_loop_in_another_thread_does_not_hide_a_stand_from_this_one(host: Host) -> None:
+    async def works() -> None:
+        async with process_clock.timeout(60):
+            pass
+        await asyncio.sleep(2 * TICK_S)  # its timer has run once more, and ends
+
+    with process_clock.ticking():
+        await asyncio.to_thread(asyncio.run, works())
+        before = process_clock.now()
+        host.stopped_s += 3600
+        assert process_clock.now() - before < 3600 - STOOD_S
 
 
 async def test_the_clock_counts_all_time_while_nobody_could_notice_a_stand(host: Host) -> None:

@@ -40,6 +40,8 @@ from tokenbus_services.settings import Settings
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
+EMBEDDED = "tokenbus.embedded"
+"""Extension of the lifespan's ASGI scope: the app must not end the process."""
 MEASURE_S = 1.0
 """Longest time that measuring the server may delay the metrics page."""
 
@@ -72,6 +74,7 @@ class WorkerApp(AsgiFastStream):
 
     async def lifespan(self, scope: Any, receive: Any, send: Any) -> None:
         """Raises WorkerStuck after everything is handed over, besides errors of startup and shutdown."""
+        self.supervisor.embedded = EMBEDDED in scope.get("extensions", {})
         await super().lifespan(scope, self.supervisor.wait_or_fail(receive), send)
         if self.supervisor.error:
             raise self.supervisor.error
