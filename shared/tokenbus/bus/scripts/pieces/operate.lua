@@ -1,9 +1,20 @@
--- Do the operations ARGV[i] to ARGV[final] of a commit, whose keys are numbered from base + 1. `alien`: those of a
--- wrong type; `lags`: gets the lag of each lease that is counted with ARRIVED, or nil; `added`: gets the last id that
--- was appended to each stream.
+-- The writes of a commit, and what of them must not fail it.
 -- Uses: index_ended, append_frame, session_run, waits
 -- Constants: PUBLISH, APPEND, PUBLISH_TO_TOPIC, COUNT, SET, DELETE, EXPIRE, CLOSE_ATTEMPT, END_RUN, VOID,
 --   END_SESSION_RUN, STEER_SESSION_RUN, WAIT, UNWAIT
+local function of_session(step, s, run, ...)
+  -- A step of a session fails no commit, which is of other runs too: keys of a wrong type hold up this session only.
+  -- Redis does not undo what the step wrote, and the worker's reply does not tell, so the server's log does.
+  local done, err = pcall(step, s, ...)
+  if done then return end
+  local why = type(err) == 'table' and err.err or tostring(err)
+  local line = 'tokenbus: session_step_failed session=' .. s.session .. ' run=' .. run .. ': ' .. why
+  line = string.gsub(string.sub(line, 1, 500), '%c', ' ')
+  redis.log(redis.LOG_WARNING, line)
+end
+-- Do the operations ARGV[i] to ARGV[final] of a commit, whose keys are numbered from base + 1. `alien`: those of a
+-- wrong type; `lags`: gets the lag of each lease that is counted with ARRIVED, or nil; `added`: gets the last id that
+-- was appended to each stream.
 local function operate(i, final, base, alien, most, now, lags, added)
   while i <= final do
     local op = ARGV[i]
@@ -71,15 +82,15 @@ local function operate(i, final, base, alien, most, now, lags, added)
       local next_keys = {run_key = at[6], log = at[7], events = at[8], turns = at[9], parser_lease = at[10],
                          open_runs = at[11], ended_runs = at[12], tenants_open = at[13], tenants_ended = at[14],
                          sessions = {at[16], at[17]}}
-      -- A session whose keys have a wrong type stays as it is, and holds up no other.
-      pcall(end_session_run, s, next_keys, run, status, next_run, tonumber(open_ms), tonumber(keep_ms))
+      of_session(end_session_run, s, run, next_keys, run, status, next_run, tonumber(open_ms), tonumber(keep_ms))
       i = i + 24
     elseif op == STEER_SESSION_RUN then
       local at = {}
       for k = 1, 5 do at[k] = KEYS[base + ARGV[i + 1 + k]] end
       local s = {session = key, log = at[1], appends = at[2], queue = at[3], history = at[4], run_log = at[5],
                  now = now}
-      pcall(steer_session_run, s, unpack(ARGV, i + 7, i + 9))
+      local run, turn, keep_ms = unpack(ARGV, i + 7, i + 9)
+      of_session(steer_session_run, s, run, run, turn, keep_ms)
       i = i + 10
     elseif op == WAIT then
       local index, tenants, run, wait, record, since, keep = unpack(ARGV, i + 2, i + 8)
