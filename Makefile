@@ -119,6 +119,7 @@ lint: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports
+	$(BIN)/python clients/typescript/scripts/generate_types.py --check
 
 types: setup
 	$(BIN)/pyright

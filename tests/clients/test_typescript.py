@@ -8,7 +8,6 @@ import json
 import random
 import re
 import shutil
-import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -161,12 +160,6 @@ def as_user(url: str, name: str) -> str:
         known = [rule for rule in rules.split() if rule != "+client|setinfo"]
         server.execute_command("ACL", "SETUSER", name, ">secret", *known)
     return url.replace("//", f"//{name}:secret@")
-
-
-def test_the_schema_and_the_types_are_those_of_the_code() -> None:
-    script = node.PACKAGE / "scripts" / "generate_types.py"
-    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_the_package_has_its_license_and_nothing_of_the_tests(tmp_path: Path) -> None:
