@@ -7,7 +7,8 @@ imported. Where that matters, and for variables that an interpreter reads at its
 process.
 
 The server is single-threaded and knows no event loop: it answers each JSON line on its standard input by one on its
-standard output. When the input ends, however its parent ended, all that it forked is killed.
+standard output, and by the number of that line: who asked may have been interrupted before it read its answer. When the
+input ends, however its parent ended, all that it forked is killed.
 ``python -m tests.fork_server [MODULE…]``; the modules are imported before the first fork, too.
 """
 
@@ -66,6 +67,12 @@ class Reap(msgspec.Struct, tag="reap"):
     """Kill all that still run, and wait for them."""
 
 
+class Answer(msgspec.Struct):
+    number: int
+    """Of the line that it answers, from 1."""
+    value: int | dict[int, int]
+
+
 class Forked:
     """A process that was forked; used like one of `asyncio.subprocess`."""
 
@@ -105,12 +112,14 @@ class ForkServer:
     def __init__(self, *preload: str) -> None:
         """``preload``: modules to import beside the services'."""
         self._exit_codes: dict[int, int] = {}
+        self._asked = 0
         self._lock = threading.Lock()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.fork_server", *preload],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            bufsize=0,  # an answer in a buffer would not be seen by select()
             start_new_session=True,  # a Ctrl-C is for the tests, which end what they started
         )
 
@@ -161,16 +170,21 @@ class ForkServer:
 
     def _ask(self, question: Start | Reap, answer: type[T]) -> T:
         assert self._process.stdin
-        assert self._process.stdout
         with self._lock:
-            with suppress(BrokenPipeError):
-                self._process.stdin.write(msgspec.json.encode(question) + b"\n")
-                self._process.stdin.flush()
-            readable, _, _ = select.select([self._process.stdout], [], [], _ANSWERED_S)
-            assert readable, f"the fork server did not answer within {_ANSWERED_S:g} s to {question}"
-            line = self._process.stdout.readline()
+            self._asked += 1
+            with suppress(BrokenPipeError), open(self._process.stdin.fileno(), "wb", closefd=False) as questions:
+                questions.write(msgspec.json.encode(question) + b"\n")
+            while (answered := self._next_answer(question)).number != self._asked:
+                pass
+        return msgspec.convert(answered.value, answer, strict=False)
+
+    def _next_answer(self, question: Start | Reap) -> Answer:
+        assert self._process.stdout
+        readable, _, _ = select.select([self._process.stdout], [], [], _ANSWERED_S)
+        assert readable, f"the fork server did not answer within {_ANSWERED_S:g} s to {question}"
+        line = self._process.stdout.readline()
         assert line, f"the fork server ended with {self._process.wait()} when it was asked {question}"
-        return msgspec.json.decode(line, type=answer, strict=False)
+        return msgspec.json.decode(line, type=Answer, strict=False)
 
 
 @cache
@@ -204,21 +218,21 @@ def _serve() -> Start | None:
     gc.freeze()  # what the processes share stays shared
     children: set[int] = set()
     with suppress(BrokenPipeError):  # the parent died while it waited for an answer
-        for line in iter(sys.stdin.buffer.readline, b""):
+        for number, line in enumerate(iter(sys.stdin.buffer.readline, b""), 1):
             match msgspec.json.decode(line, type=Start | Reap):
                 case Start() as start:
                     if not (pid := os.fork()):
                         return start
                     children.add(pid)
-                    _answer(pid)
+                    _answer(number, pid)
                 case reap:
-                    _answer(_reap(children, kill=reap.kill))
+                    _answer(number, _reap(children, kill=reap.kill))
     _reap(children, kill=True)
     return None
 
 
-def _answer(answer: int | dict[int, int]) -> None:
-    os.write(1, msgspec.json.encode(answer) + b"\n")
+def _answer(number: int, value: int | dict[int, int]) -> None:
+    os.write(1, msgspec.json.encode(Answer(number, value)) + b"\n")
 
 
 def _reap(children: set[int], *, kill: bool) -> dict[int, int]:

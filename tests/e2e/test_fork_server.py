@@ -141,6 +141,22 @@ async def test_a_forked_process_is_stopped_continued_and_killed(server: ForkServ
     assert not _lives(stays.pid)
 
 
+async def test_an_answer_that_nobody_read_is_not_taken_for_the_next(
+    server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("select.select", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            start(server, tmp_path, "--version")
+    stays = start(server, tmp_path, hook="stay")
+    assert _lives(stays.pid)
+    stays.kill()
+    assert await stays.wait() == -signal.SIGKILL
+
+
 async def test_a_wait_for_a_process_that_keeps_running_has_a_timeout(server: ForkServer, tmp_path: Path) -> None:
     stays = start(server, tmp_path, hook="stay")
     with pytest.raises(AssertionError, match="has_ended did not come true within"):
