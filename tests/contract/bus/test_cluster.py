@@ -89,6 +89,28 @@ async def test_an_entry_in_one_partition_is_read_while_the_others_are_silent(clu
     await reader.close()
 
 
+async def test_commands_that_are_redirected_do_not_cut_those_under_way(clustered: Server):
+    client = clustered.client
+    stream, moved = KEYS.topic(0, "raw"), KEYS.topic(1, "raw")
+    await client.initialize()
+    right, wrong = client.get_node_from_key(moved), client.get_node_from_key(stream)
+    assert right != wrong
+    reading = asyncio.create_task(client.xread({stream: "0-0"}, block=60_000))
+
+    async def blocked() -> bool:
+        return (await client.info(target_nodes=wrong))["blocked_clients"] == 1
+
+    await eventually(blocked)
+    for _ in range(2 * client.reinitialize_steps):
+        client.nodes_manager.slots_cache[client.keyslot(moved)] = [wrong]  # as after its slot has moved
+        await client.xadd(moved, {"n": "1"})
+    assert not reading.done()
+    await client.xadd(stream, {"n": "1"})
+    [(name, [_])] = await reading
+    assert name == stream.encode()
+    assert client.get_node_from_key(moved) == right
+
+
 async def test_scripts_run_on_the_node_of_their_keys_even_if_it_forgot_them(clustered: Server):
     for _ in range(2):
         await clustered.client.execute_command("SCRIPT FLUSH", target_nodes=clustered.client.PRIMARIES)

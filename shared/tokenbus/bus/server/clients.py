@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -20,6 +21,9 @@ from tokenbus.bus.liveness import beat, stop_task
 _Redis: Any = Redis  # parts of it are untyped
 _RedisPipeline: Any = ClusterPipeline
 _hiredis: Any = import_module("hiredis") if find_spec("hiredis") else None  # optional for the light client
+
+_in_command: ContextVar[bool] = ContextVar("_in_command", default=False)
+"""Whether redis-py itself is the caller of a Cluster client's methods."""
 
 LARGE_BYTES = 32 * 1024
 """An argument of this size is sent as it is, not as part of one copy of the whole command."""
@@ -91,7 +95,7 @@ def _in_pieces(words: tuple[Any, ...]) -> list[bytes]:
 
 
 class ClusterClient(RedisCluster):
-    """redis-py's Cluster client with three changes.
+    """redis-py's Cluster client with four changes.
 
     - redis-py asks the server with COMMAND GETKEYS for the keys of every XREAD and XREADGROUP, one round trip each.
       Here the node comes from the key after STREAMS.
@@ -99,17 +103,22 @@ class ClusterClient(RedisCluster):
       ConnectionError.
     - After a node fails to answer, redis-py blocks all other commands while it reloads the slots, possibly from that
       very node. Here the other commands continue.
+    - A command that meets CLUSTERDOWN, and every fifth that meets MOVED, closes redis-py's client to have the slots
+      reloaded, and cuts all other commands of the process. Here it only reloads them.
     """
 
     _asking: asyncio.Task[None] | None = None
 
     async def aclose(self) -> None:
-        if self._asking is not asyncio.current_task():
-            await stop_task(self._asking)
+        if _in_command.get():
+            self._reload_slots()
+            return
+        await stop_task(self._asking)
         await super().aclose()
 
     async def execute_command(self, *args: Any, **kwargs: Any) -> Any:
         beat()
+        outer = _in_command.set(True)
         try:
             if args[0] in ("XREAD", "XREADGROUP") and "target_nodes" not in kwargs:
                 await self.initialize()
@@ -121,16 +130,21 @@ class ClusterClient(RedisCluster):
             failed = getattr(e, "last_failed_node_name", None)
             if failed and self.nodes_manager.default_node:
                 self._initialize = False
-                if not self._asking or self._asking.done():
-                    self._asking = asyncio.create_task(self._ask_for_slots(failed), name="slots of the Cluster")
+                self._reload_slots(failed)
             raise
+        finally:
+            _in_command.reset(outer)
 
     def pipeline(self, transaction: Any = None, shard_hint: Any = None) -> ClusterPipeline:
         return _Pipeline(self, transaction)
 
-    async def _ask_for_slots(self, failed: str) -> None:
-        """Reload the slots from another node, if there is one. If none answers, the next failing command tries
-        again.
+    def _reload_slots(self, failed: str | None = None) -> None:
+        if not self._asking or self._asking.done():
+            self._asking = asyncio.create_task(self._ask_for_slots(failed), name="slots of the Cluster")
+
+    async def _ask_for_slots(self, failed: str | None) -> None:
+        """Reload the slots, from another node than ``failed`` if there is one. If none answers, the next failing
+        command tries again.
         """
         with suppress(RedisError, RedisClusterException, OSError):
             await self.nodes_manager.initialize(last_failed_node_name=failed)
@@ -140,10 +154,13 @@ class _Pipeline(_RedisPipeline):
     """redis-py's, with the same errors as a command alone."""
 
     async def execute(self, raise_on_error: bool = True, allow_redirections: bool = True) -> list[Any]:
+        outer = _in_command.set(True)
         try:
             return await _RedisPipeline.execute(self, raise_on_error, allow_redirections)
         except RedisClusterException as e:
             raise ConnectionLost(str(e)) from e
+        finally:
+            _in_command.reset(outer)
 
 
 def _streams_at(command: Sequence[Any]) -> int:
