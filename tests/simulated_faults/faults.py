@@ -1,4 +1,4 @@
-"""The faults that a seed injects: what networks, proxies and servers do to connections, and the deaths of workers."""
+"""The faults that a seed injects: what networks, proxies and servers do to connections, and what befalls workers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 
-from tests.simulated_faults.fleet import Provider, Workers
+from tests.simulated_faults.fleet import Endpoints, Workers
 from tests.simulated_faults.virtual import VirtualLoop, Wire, command
 
 _ERRORS = (
@@ -24,9 +24,9 @@ _SHARES = (0.1, 0.3, 1.0)
 
 
 class Faults:
-    def __init__(self, loop: VirtualLoop, workers: Workers, provider: Provider, *, only: Sequence[str] = ()) -> None:
+    def __init__(self, loop: VirtualLoop, workers: Workers, endpoints: Endpoints, *, only: Sequence[str] = ()) -> None:
         """``only``: the names of the faults to inject; empty: all."""
-        self._loop, self._workers, self._provider = loop, workers, provider
+        self._loop, self._workers, self._endpoints = loop, workers, endpoints
         self._chance: random.Random = loop.chance
         kinds: dict[str, tuple[int, Callable[[], object]]] = {
             "slow server": (3, self._slow_server),
@@ -41,7 +41,9 @@ class Faults:
             "restart server": (2, self._restart_server),
             "reset storm": (1, self._reset_storm),
             "kill": (2, self._kill),
-            "cut provider": (1, self._cut_provider),
+            "stop": (2, self._stop),
+            "wrong clock": (1, self._set_clock_wrong),
+            "cut answer": (1, self._cut_answer),
         }
         assert kinds.keys() >= set(only), f"the faults are {', '.join(kinds)}"
         self._kinds = {name: kinds[name] for name in only or kinds}
@@ -131,6 +133,15 @@ class Faults:
         if names := [*self._workers.alive]:
             self._loop.kill(self._chance.choice(names))
 
-    def _cut_provider(self) -> None:
-        if answers := [*self._provider.answers]:
+    def _stop(self) -> None:
+        """As by SIGSTOP and SIGCONT, or a machine that swaps."""
+        if names := [*self._workers.alive]:
+            self._loop.stop_process(self._chance.choice(names), self._chance.choice((0.3, 2.0, 6.0, 15.0)))
+
+    def _set_clock_wrong(self) -> None:
+        if names := [*self._workers.alive]:
+            self._loop.ahead_s[self._chance.choice(names)] = self._chance.choice((-3600.0, -2.0, 2.0, 3600.0))
+
+    def _cut_answer(self) -> None:
+        if answers := [*self._endpoints.answers]:
             self._chance.choice(answers).cut()

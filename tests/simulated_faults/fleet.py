@@ -1,4 +1,6 @@
-"""The services of a deployment in one virtual loop, each in a simulated process, and the provider that they call."""
+"""The services of a deployment in one virtual loop, each in a simulated process, and what they call: the provider, and
+the endpoint of their tools.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,9 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from collections import defaultdict
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,7 @@ from tokenbus_services.cli import service_registry
 from tokenbus_services.cli.worker import Lifespan
 from tokenbus_services.fetcher.writing import raw_writer
 from tokenbus_services.mock_provider.apis.openai_responses import MockOpenAIResponses
-from tokenbus_services.mock_provider.reply import Reply
+from tokenbus_services.mock_provider.reply import Reply, ToolCall
 from tokenbus_services.mock_provider.request import interpret
 from tokenbus_services.net import connection
 from tokenbus_services.runtime import supervision
@@ -32,6 +35,10 @@ PROVIDER = "openai-responses"
 PARTITIONS = 2
 RESTART_S = 0.3
 """How soon a supervisor starts a worker anew."""
+LOOK, PAY = "look", "pay"
+"""The tools. The second one asks for leave."""
+POLICY, FOUND, REPLACED = "words", "7", "seven"
+"""A policy, what it replaces, and by what."""
 _SETTINGS = f"""
 redis_url = "redis://127.0.0.1:1"
 partitions = {PARTITIONS}
@@ -40,11 +47,41 @@ log_level = "warning"
 api = "openai-responses"
 base_url = "http://127.0.0.1:2/v1"
 api_key_env = ""
+[tools.{LOOK}]
+kind = "http"
+url = "http://127.0.0.1:3/{LOOK}"
+allow_private = true
+[tools.{PAY}]
+kind = "http"
+url = "http://127.0.0.1:3/{PAY}"
+allow_private = true
+approval = "always"
+[policies.{POLICY}]
+use = "tokenbus.policy:ReplaceText"
+options = {{ rules = [{{ find = "{FOUND}", replace = "{REPLACED}" }}] }}
+[limits]
+policy_executors = 0
 """
-for _service in ("pipeline", "fetcher", "normalizer", "parser"):
+for _service in ("pipeline", "fetcher", "normalizer", "parser", "tools", "policy"):
     import_module(service_registry.app_module(_service))
-Texts = dict[str, str]
-"""By run, what the provider says."""
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """What one run asks for, and what its model says."""
+
+    run: str
+    texts: tuple[str, ...]
+    """Of each turn; all but the last call a tool."""
+    tool: str = LOOK
+    decision: str = "allow"
+    """What somebody decides if the tool asks: ``allow`` or ``deny``, or ``both``: two people, one each."""
+    policies: tuple[str, ...] = ()
+    cancelled: bool = False
+    """Somebody cancels it at some time."""
+
+    def result(self, turn: int) -> str:
+        """What the tool's endpoint answers."""
+        return f"the result of {self.run} in turn {turn}"
 
 
 def settings_in(directory: Path) -> Settings:
@@ -81,8 +118,8 @@ def simulated(loop: VirtualLoop) -> Generator[None]:
         (time, "monotonic", lambda: loop.now + 1000),
         (time, "perf_counter", lambda: loop.now),
         (time, "thread_time", lambda: 0.0),
-        (time, "time", lambda: BASE_S + loop.now),
-        (time, "time_ns", lambda: int((BASE_S + loop.now) * 1e9)),
+        (time, "time", lambda: BASE_S + loop.now + loop.ahead_s.get(PROCESS.get(), 0.0)),
+        (time, "time_ns", lambda: int(time.time() * 1e9)),
         (os, "urandom", loop.chance.randbytes),
         (os, "getpid", lambda: 1),
         (raw_writer, "_SCHEDULED", Path("/nonexistent")),
@@ -90,7 +127,7 @@ def simulated(loop: VirtualLoop) -> Generator[None]:
         (supervision, "threading", Threading()),
     ]
     before = [(where, name, getattr(where, name)) for where, name, _ in instead]
-    clock = process_clock.install(process_clock.ProcessClock(lambda: loop.now))
+    clock = process_clock.install(_ClockOfEachProcess(loop))
     try:
         for where, name, value in instead:
             setattr(where, name, value)
@@ -101,51 +138,98 @@ def simulated(loop: VirtualLoop) -> Generator[None]:
         process_clock.install(clock)
 
 
-class Provider:
-    """Streams what it is to say, in deltas at irregular times."""
+class _ClockOfEachProcess(process_clock.ProcessClock):
+    """One is stopped while the others run."""
 
-    def __init__(self, loop: VirtualLoop, texts: Texts) -> None:
-        self._loop, self._texts = loop, texts
+    def __init__(self, loop: VirtualLoop) -> None:
+        super().__init__()
+        self._virtual = loop
+        self._clocks: dict[str, process_clock.ProcessClock] = {}
+
+    @property
+    def _own(self) -> process_clock.ProcessClock:
+        process = PROCESS.get()
+        if process not in self._clocks:
+            self._clocks[process] = process_clock.ProcessClock(lambda: self._virtual.now)
+        return self._clocks[process]
+
+    def now(self) -> float:
+        return self._own.now()
+
+    @property
+    def stood_s(self) -> float:
+        return self._own.stood_s
+
+    def ticking(self) -> AbstractContextManager[None]:
+        return self._own.ticking()
+
+
+class Endpoints:
+    """The provider, which streams what it is to say in deltas at irregular times, and the endpoint of the tools."""
+
+    def __init__(self, loop: VirtualLoop, cases: Sequence[Case]) -> None:
+        self._loop = loop
+        self._cases = {case.run: case for case in cases}
         self.answers: dict[Answer, None] = {}
-        """Those that are not closed, oldest first."""
+        """The connections that are not closed, oldest first."""
+        self.called: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
+        """By run and turn, the idempotency keys with which its tool was called."""
         loop.serve = lambda protocol: Answer(loop, self, protocol)
 
-    def stream(self, body: bytes) -> list[bytes]:
-        """The answer to a request, event by event."""
+    def answer(self, path: str, headers: Mapping[str, str], body: bytes) -> tuple[str, list[bytes]]:
+        """The media type of the response, and its pieces."""
+        if path.startswith("/v1"):
+            return "text/event-stream", self._stream(path, headers, body)
+        arguments = msgspec.json.decode(body, type=_Arguments)
+        self.called[arguments.run, arguments.turn].add(headers["idempotency-key"])
+        return "text/plain", [self._cases[arguments.run].result(arguments.turn).encode()]
+
+    def _stream(self, path: str, headers: Mapping[str, str], body: bytes) -> list[bytes]:
         mock, decoded = MockOpenAIResponses(), msgspec.json.decode(body)
-        match = mock.route.fullmatch("/v1/responses")
+        match = mock.route.fullmatch(path)
         assert match
-        request = interpret(mock.name, mock.parse(match, {}, {}, decoded), {}, decoded)
-        said = mock.stream(Reply(text=self._texts[request.token], chunk_size=4), request)
+        request = interpret(mock.name, mock.parse(match, headers, {}, decoded), headers, decoded)
+        case = self._cases[request.token]
+        calls: tuple[ToolCall, ...] = ()
+        if request.turn < len(case.texts) - 1:
+            calls = (ToolCall(name=case.tool, arguments={"run": case.run, "turn": request.turn}),)
+        said = mock.stream(Reply(text=case.texts[request.turn], tool_calls=calls, chunk_size=4), request)
         return [event + b"\n\n" for event in said.split(b"\n\n") if event]
 
 
-class Answer(asyncio.Transport):
-    """The transport of a connection to the provider."""
+class _Arguments(msgspec.Struct):
+    run: str
+    turn: int
 
-    def __init__(self, loop: VirtualLoop, provider: Provider, protocol: asyncio.Protocol) -> None:
+
+class Answer(asyncio.Transport):
+    """The transport of a connection to one of the endpoints."""
+
+    def __init__(self, loop: VirtualLoop, endpoints: Endpoints, protocol: asyncio.Protocol) -> None:
         super().__init__()
-        self._loop, self._provider, self._protocol = loop, provider, protocol
+        self._loop, self._endpoints, self._protocol = loop, endpoints, protocol
         self._process = PROCESS.get()
+        self._context = contextvars.copy_context()
         self._asked = b""
         self._closed = False
-        provider.answers[self] = None
+        endpoints.answers[self] = None
         protocol.connection_made(self)
 
     def write(self, data: Any) -> None:
         self._asked += bytes(data)
         head, end, body = self._asked.partition(b"\r\n\r\n")
-        sizes = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
-        if end and sizes and len(body) >= int(sizes[0].partition(b":")[2]):
+        first, *lines = head.decode().split("\r\n")
+        headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines if ": " in line)}
+        if end and len(body) >= int(headers.get("content-length", 0)):
             self._asked = b""
-            self._answer(self._provider.stream(body))
+            self._answer(*self._endpoints.answer(first.split()[1], headers, body))
 
-    def _answer(self, events: list[bytes]) -> None:
+    def _answer(self, media_type: str, pieces: list[bytes]) -> None:
         at = self._loop.now + self._loop.chance.uniform(0.01, 0.3)
-        pieces = [b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"]
-        pieces += [b"%x\r\n%b\r\n" % (len(event), event) for event in events] + [b"0\r\n\r\n"]
-        for piece in pieces:
-            self._loop.call_at(at, self._deliver, piece)
+        head = f"HTTP/1.1 200 OK\r\ncontent-type: {media_type}\r\ntransfer-encoding: chunked\r\n\r\n"
+        chunks = [b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces]
+        for chunk in (head.encode(), *chunks, b"0\r\n\r\n"):
+            self._loop.call_at(at, self._deliver, chunk, context=self._context)
             at += self._loop.chance.choice((1e-6, 0.005, 0.02, 0.06))
 
     def _deliver(self, data: bytes) -> None:
@@ -164,8 +248,8 @@ class Answer(asyncio.Transport):
     def _close(self, error: Exception | None) -> None:
         if not self._closed:
             self._closed = True
-            self._provider.answers.pop(self, None)
-            self._loop.call_soon(self._protocol.connection_lost, error)
+            self._endpoints.answers.pop(self, None)
+            self._loop.call_soon(self._protocol.connection_lost, error, context=self._context)
 
     def is_closing(self) -> bool:
         return self._closed
@@ -206,6 +290,7 @@ class Workers:
             context = contextvars.copy_context()
             context.run(PROCESS.set, name)
             await asyncio.wait([self._loop.create_task(self._live(kind, name), context=context, name=name)])
+            self._loop.kill(name)  # what it left behind
             await asyncio.sleep(RESTART_S)
 
     async def _live(self, kind: service_registry.ServiceName, name: str) -> None:

@@ -7,7 +7,8 @@ import gc
 import logging
 import random
 import traceback
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,13 +18,26 @@ import structlog
 from tests.e2e import judge
 from tests.e2e.fleet import CHAINED, SEPARATE
 from tests.simulated_faults.faults import Faults
-from tests.simulated_faults.fleet import PARTITIONS, PROVIDER, Provider, Texts, Workers, settings_in, simulated
+from tests.simulated_faults.fleet import (
+    FOUND,
+    LOOK,
+    PARTITIONS,
+    PAY,
+    POLICY,
+    PROVIDER,
+    REPLACED,
+    Case,
+    Endpoints,
+    Workers,
+    settings_in,
+    simulated,
+)
 from tests.simulated_faults.virtual import PROCESS, VirtualLoop, VirtualServer, command
 from tests.waiting import eventually
 from tokenbus import Client
 from tokenbus.bus.keys import DATA_FIELD, Keys
 from tokenbus.bus.server.server import Server
-from tokenbus.errors import ServerUnavailable
+from tokenbus.errors import AlreadyDecided, DecisionPending, ServerUnavailable, WaitNotFound
 
 SETTLE_S = 60.0
 """Virtual seconds after the last fault within which all runs end."""
@@ -84,10 +98,10 @@ class _Scene:
     def __init__(self, loop: VirtualLoop, plan: Plan, directory: Path) -> None:
         self._loop, self._plan = loop, plan
         self._settings = settings_in(directory)
-        chance = loop.chance
-        self._texts: Texts = {
-            f"run{n}": " ".join(f"w{n}.{word}" for word in range(chance.randint(20, 100))) for n in range(RUNS)
-        }
+        self._cases = [_case(loop.chance, f"run{n}") for n in range(RUNS)]
+        self._endpoints = Endpoints(loop, self._cases)
+        self._decided: list[tuple[str, str, str]] = []
+        """Run, wait and decision of those who were told that their decision counts."""
         self.problems: list[str] = []
         self.met: Sequence[str] = ()
 
@@ -95,57 +109,125 @@ class _Scene:
         """From the start of the workers to their end."""
         loop, chance = self._loop, self._loop.chance
         chained = self._plan.fleet == "chained" or (self._plan.fleet == "any" and chance.random() < 0.6)
-        kinds = (CHAINED if chained else SEPARATE) * chance.randint(1, 2)
-        provider = Provider(loop, self._texts)
+        kinds = (*(CHAINED if chained else SEPARATE), "tools", "policy") * chance.randint(1, 2)
         workers = Workers(loop, self._settings, kinds)
         url = self._settings.redis_url or ""
         async with Client(url, partitions=PARTITIONS) as client, Server(url) as server:
             await eventually(lambda: len(workers.alive) == len(kinds))
-            faults = Faults(loop, workers, provider, only=self._plan.faults)
+            faults = Faults(loop, workers, self._endpoints, only=self._plan.faults)
             self.met = faults.met
-            asking = loop.create_task(self._ask(client))
+            people = [loop.create_task(self._decide(client, choice)) for choice in ("allow", "deny")]
+            asking = [loop.create_task(self._ask(client, case)) for case in self._cases]
             await faults.run(FAULTS_S)
-            await asking
+            await asyncio.gather(*asking)
             until, logs = loop.now + SETTLE_S, await self._logs(server)
             while loop.now < until and not all(log and log[-1]["type"] in judge.TERMINAL for log in logs.values()):
                 await asyncio.sleep(1.0)
                 logs = await self._logs(server)
+            for person in people:
+                person.cancel()
             await self._judge(server, logs)
             await workers.close()
 
-    async def _ask(self, client: Client) -> None:
-        for run in self._texts:
-            message = {"role": "user", "content": f"say {run}"}
-            request = {"id": run, "provider": PROVIDER, "model": "m", "on_failure": "restart", "messages": [message]}
-            while True:
-                try:
-                    await client.publish(request)
-                    break
-                except ServerUnavailable:
-                    await asyncio.sleep(0.5)
-            await asyncio.sleep(self._loop.chance.uniform(0.0, 3.0))
+    async def _ask(self, client: Client, case: Case) -> None:
+        chance = self._loop.chance
+        request = {
+            "id": case.run,
+            "provider": PROVIDER,
+            "model": "m",
+            "on_failure": "restart",
+            "messages": [{"role": "user", "content": f"say {case.run}"}],
+            "tools": [{"name": case.tool}] if len(case.texts) > 1 else [],
+            "policies": [*case.policies],
+        }
+        await asyncio.sleep(chance.uniform(0.0, FAULTS_S / 2))
+        await _until_served(lambda: client.publish(request))
+        if case.cancelled:
+            await asyncio.sleep(chance.uniform(0.0, 8.0))
+            await _until_served(lambda: client.cancel(case.run))
+
+    async def _decide(self, client: Client, choice: str) -> None:
+        """Be a person who decides what waits, if the choice is theirs; at times twice."""
+        mine = {case.run for case in self._cases if case.decision in (choice, "both")}
+        decide = client.approve if choice == "allow" else client.deny
+        while True:
+            await asyncio.sleep(self._loop.chance.uniform(0.2, 2.0))
+            with suppress(ServerUnavailable, WaitNotFound, AlreadyDecided, DecisionPending):
+                for wait in [wait async for wait in client.waiting() if wait.run in mine]:
+                    await decide(wait.run, wait.wait, wait_s=2.0)
+                    self._decided.append((wait.run, wait.wait, choice))
 
     async def _logs(self, server: Server) -> dict[str, list[Event]]:
-        return {run: await _events(server, KEYS.log(run)) for run in self._texts}
+        return {case.run: await _events(server, KEYS.log(case.run)) for case in self._cases}
 
     async def _judge(self, server: Server, logs: dict[str, list[Event]]) -> None:
-        """Each run completes, with the provider's text, once; and the topics have what the logs have."""
-        published: dict[str, list[Event]] = {run: [] for run in self._texts}
+        """Each run ends with what it was to say, once; and the topics have what the logs have."""
+        published: dict[str, list[Event]] = {case.run: [] for case in self._cases}
         for partition in range(PARTITIONS):
             for topic in ("chunks", "blocks", "runs"):
                 for event in await _events(server, KEYS.topic(partition, topic)):
                     published[event["run"]].append(event)
-        for run, log in logs.items():
+        for case in self._cases:
+            log = logs[case.run]
             try:
                 assert log, "nothing in its log"
                 judge.check(log)
-                assert log[-1]["type"] == "completed", str(log[-1])
-                said = "".join(content for kind, content in judge.blocks(log) if kind == "text")
-                assert said == self._texts[run], f"it says {said!r}, and its provider said {self._texts[run]!r}"
-                assert sorted(published[run], key=lambda event: event["seq"]) == log, "its topics differ from its log"
+                assert sorted(published[case.run], key=lambda event: event["seq"]) == log, (
+                    "its topics differ from its log"
+                )
+                self._judge_words(case, log)
             except AssertionError as e:
-                self.problems.append(f"{run}: {e}")
-                self.problems += [f"      {str(event)[:160]}" for event in log]
+                self.problems.append(f"{case}: {e}")
+                self.problems += [f"      {str(event)[:200]}" for event in log]
+
+    def _judge_words(self, case: Case, log: list[Event]) -> None:
+        ended = log[-1]["type"]
+        assert ended == "completed" or (case.cancelled and ended == "cancelled"), str(log[-1])
+        blocks = judge.blocks(log)
+        said = "".join(content for kind, content in blocks if kind == "text")
+        whole = "".join(case.texts)
+        expected = whole.replace(FOUND, REPLACED) if case.policies else whole
+        assert (said == expected) if ended == "completed" else expected.startswith(said), f"it says {said!r}"
+        resumed = [(event["wait"], event["decision"]) for event in log if event["type"] == "resumed"]
+        decisions = [decision for _, decision in resumed]
+        decided = [(wait, decision) for run, wait, decision in self._decided if run == case.run]
+        assert set(decided) <= set(resumed), f"decided were {resumed}, and people were told {decided}"
+        results = [content for kind, content in blocks if kind == "tool_result"]
+        for turn, result in enumerate(results):
+            allowed = case.tool == LOOK or "allow" in decisions[turn : turn + 1]
+            real = result == case.result(turn)
+            assert real == allowed or (ended == "cancelled" and not real), f"turn {turn} has the result {result!r}"
+        for turn in range(len(case.texts) - 1):
+            keys = self._endpoints.called[case.run, turn]
+            assert len(keys) <= 1, f"the call of turn {turn} had the keys {keys}"
+            assert not keys or case.tool == LOOK or turn < len(resumed), f"the tool of turn {turn} waited for nobody"
+            assert not keys or "deny" not in decisions[turn : turn + 1], f"the denied tool of turn {turn} was called"
+        if ended == "completed":
+            turns = len(case.texts) - 1
+            assert len(results) == turns
+            assert len(resumed) == len({wait for wait, _ in resumed}) == (turns if case.tool == PAY else 0)
+
+
+def _case(chance: random.Random, run: str) -> Case:
+    turns = chance.choice((1, 1, 2, 3))
+    texts = [" ".join(f"{run}.{turn}.{word}" for word in range(chance.randint(8, 80))) for turn in range(turns)]
+    return Case(
+        run=run,
+        texts=tuple(texts),
+        tool=chance.choice((LOOK, PAY)),
+        decision=chance.choice(("allow", "deny", "both")),
+        policies=(POLICY,) if chance.random() < 0.3 else (),
+        cancelled=chance.random() < 0.15,
+    )
+
+
+async def _until_served(ask: Callable[[], Awaitable[object]]) -> None:
+    while True:
+        try:
+            await ask()
+            return
+        except ServerUnavailable:
+            await asyncio.sleep(0.5)
 
 
 async def _events(server: Server, stream: str) -> list[Event]:

@@ -4,6 +4,8 @@ The server is single-threaded. So each command is sent at its virtual time, alon
 loop's own act as a barrier behind it: after them all replies that the command caused are known, those to blocked
 readers too. A blocking read waits without a limit on the server; the virtual clock ends it. The server's clocks are
 virtual as well (clock.c): they stand between two commands.
+
+A process may be stopped: its callbacks and what it receives wait until it goes on. What it has sent arrives.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Coroutine
-from contextvars import ContextVar
+from contextvars import Context, ContextVar, copy_context
 from hashlib import sha1
 from itertools import count
 from pathlib import Path
@@ -30,6 +32,7 @@ BASE_S = 1_900_000_000
 
 _BLOCK = re.compile(rb"\r\n(?:BLOCK|block)\r\n\$\d+\r\n(\d+)\r\n")
 _TURN_BYTES = 8 * 1024
+_PING = b"*1\r\n$4\r\nPING\r\n"
 
 
 def command(*words: bytes | str | int) -> bytes:
@@ -121,6 +124,32 @@ class _Task(asyncio.Task[Any]):
             return self._number
 
 
+class _Call:
+    """A callback, which waits while its process is stopped."""
+
+    __slots__ = ("_callback", "_loop", "handle")
+
+    def __init__(self, loop: VirtualLoop, callback: Callable[..., object]) -> None:
+        self._loop, self._callback = loop, callback
+        self.handle: asyncio.Handle | None = None
+
+    def __call__(self, *args: Any) -> None:
+        assert self.handle
+        if self.handle.cancelled():
+            return
+        if waiting := self._loop.stopped.get(PROCESS.get()):
+            waiting.append((self, args, copy_context()))
+        else:
+            self._callback(*args)
+
+
+class _Stopped(list[tuple[_Call, tuple[Any, ...], Context]]):
+    """The calls of a stopped process that wait, in their order."""
+
+    def __bool__(self) -> bool:
+        return True
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
     """Virtual time, begins at 0. The seed decides each message's latency."""
 
@@ -143,6 +172,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """New connections are reset."""
         self.dead: set[str] = set()
         """Processes that were killed."""
+        self.stopped: dict[str, _Stopped] = {}
+        self.ahead_s: dict[str, float] = {}
+        """By process, how far its wall clock is ahead."""
+        self.network = copy_context()
+        """The context of what no process does."""
+        self.network.run(PROCESS.set, "network")
         self.tasks: dict[str, set[asyncio.Task[Any]]] = {}
         self.serve: Callable[[asyncio.Protocol], asyncio.Transport] | None = None
         """Makes the transport of a connection to the provider."""
@@ -153,6 +188,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self.now
+
+    def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> asyncio.Handle:
+        call = _Call(self, callback)
+        call.handle = super().call_soon(call, *args, context=context)
+        return call.handle
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Context | None = None) -> asyncio.TimerHandle:
+        call = _Call(self, callback)
+        call.handle = handle = super().call_at(when, call, *args, context=context)
+        return handle
 
     def create_future(self) -> asyncio.Future[Any]:
         return _Future(loop=self)
@@ -180,15 +225,29 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return replies
 
     def collect(self, size: int = 0) -> None:
-        """Take in every reply to a command of this size, which the server reads in turns of `_TURN_BYTES`."""
-        for _ in range(2 + size // _TURN_BYTES):
-            self.control(b"*1\r\n$4\r\nPING\r\n")
-        for wire in [*self.wires]:
-            wire.receive()
+        """Take in every reply to a command of this size, which the server reads in turns of `_TURN_BYTES`. It writes in
+        turns, too.
+        """
+        for _ in range(1 + size // _TURN_BYTES):
+            self.control(_PING)
+        self.control(_PING)
+        while [wire for wire in [*self.wires] if wire.receive()]:
+            self.control(_PING)
+
+    def stop_process(self, process: str, seconds: float) -> None:
+        """Stop this process for so long."""
+        if process not in self.stopped:
+            self.stopped[process] = _Stopped()
+            self.call_later(seconds, self._go_on, process, context=self.network)
+
+    def _go_on(self, process: str) -> None:
+        for call, args, context in self.stopped.pop(process, ()):
+            self.call_soon(call, *args, context=context)
 
     def kill(self, process: str) -> None:
         """Let nothing of this process reach anything any more, but what is on its way."""
         self.dead.add(process)
+        self.stopped.pop(process, None)
         for wire in [*self.wires]:
             if wire.process == process:
                 wire.close()
@@ -229,6 +288,7 @@ class Wire(asyncio.Transport):
     def __init__(self, loop: VirtualLoop, protocol: asyncio.Protocol) -> None:
         super().__init__()
         self.process = PROCESS.get()
+        self._context = copy_context()
         self.number = loop.messages
         self.up_at = self.down_at = 0.0
         """Nothing in this direction arrives before."""
@@ -262,7 +322,7 @@ class Wire(asyncio.Transport):
         self._last_up = True
         self.up_at = max(self.up_at, self._loop.now) + self._loop.latency() + late
         self._on_way += 1
-        self._loop.call_at(self.up_at, self._arrive, bytes(data))
+        self._loop.call_at(self.up_at, self._arrive, bytes(data), context=self._loop.network)
 
     def _arrive(self, data: bytes) -> None:
         self._on_way -= 1
@@ -281,7 +341,7 @@ class Wire(asyncio.Transport):
         if (blocks := _BLOCK.search(data)) and int(blocks[1]):
             data = data[: blocks.start()] + b"\r\nBLOCK\r\n$1\r\n0\r\n" + data[blocks.end() :]
             self._blocked += 1
-            loop.call_later(int(blocks[1]) / 1000, self._unblock, self._blocked)
+            loop.call_later(int(blocks[1]) / 1000, self._unblock, self._blocked, context=loop.network)
         loop.tell_time()
         self.socket.setblocking(True)
         try:
@@ -297,26 +357,27 @@ class Wire(asyncio.Transport):
             self._loop.control(command("CLIENT", "UNBLOCK", self._id, "TIMEOUT"))
             self._loop.collect()
 
-    def receive(self) -> None:
-        """Take in what the server has sent."""
+    def receive(self) -> bool:
+        """Take in what the server has sent. Whether there was anything."""
         try:
             data = self.socket.recv(1 << 22)
         except BlockingIOError:
-            return
+            return False
         except OSError:
             data = b""
         if not data:
             self.cut()
-            return
+            return True
         self._blocked += 1
         if self.error_instead:
             data, self.error_instead = b"-%b\r\n" % self.error_instead, b""
         if not self.silent:
             self._reply(data)
+        return True
 
     def _reply(self, data: bytes) -> None:
         self.down_at = max(self.down_at, self._loop.now) + self._loop.latency()
-        self._loop.call_at(self.down_at, self._deliver, data)
+        self._loop.call_at(self.down_at, self._deliver, data, context=self._context)
 
     def _deliver(self, data: bytes) -> None:
         self._last_up = False
@@ -341,7 +402,7 @@ class Wire(asyncio.Transport):
     def _close(self, error: Exception | None) -> None:
         if not self._closed:
             self._closed = True
-            self._loop.call_soon(self._protocol.connection_lost, error)
+            self._loop.call_soon(self._protocol.connection_lost, error, context=self._context)
             self._end_if_done()
 
     def _end_if_done(self) -> None:
