@@ -8,6 +8,7 @@ import os
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import get_args
 
@@ -15,7 +16,7 @@ import msgspec
 
 from tests.servers import binary
 from tests.simulated_faults.play import Fleet, Plan, Played, play
-from tests.simulated_faults.virtual import VirtualServer
+from tests.simulated_faults.virtual import VirtualServer, clock_library
 
 _NO_RANDOM_ADDRESSES = 0x0040000
 """<sys/personality.h>"""
@@ -38,32 +39,39 @@ def main() -> int:
             {**os.environ, "PYTHONHASHSEED": "0"},
         )
     faults = tuple(filter(None, args.faults.split(",")))
-    bad, faults_met, messages, seconds, began = list[int](), 0, 0, 0.0, time.monotonic()
-    with tempfile.TemporaryDirectory() as name, VirtualServer(binary(), Path(name)) as server:
+    ends, bad, faults_met, messages, seconds, began = Counter[str](), list[int](), 0, 0, 0.0, time.monotonic()
+    with tempfile.TemporaryDirectory() as name:
+        clocks = clock_library(Path(name))
         for seed in range(args.seed, args.seed + args.seeds):
             plan = Plan(seed=seed, fleet=args.fleet, faults=faults, show=args.show)
-            played = _apart(plan, server, Path(name))
+            played = _apart(plan, clocks)
             faults_met, messages = faults_met + len(played.faults), messages + played.messages
             seconds += played.seconds
+            ends.update(played.ends)
             if played.problems:
                 bad.append(seed)
                 print(f"seed {seed}: {', '.join(played.faults)}", *played.problems, sep="\n", flush=True)
             if args.seeds == 1:
                 print(f"trace {played.trace}")
     took = time.monotonic() - began
-    print(f"{args.seeds} seeds, {faults_met} faults, {messages} messages, {seconds:.0f} s in {took:.0f} s; bad: {bad}")
+    print(f"{args.seeds} seeds, {faults_met} faults, {messages} messages, {seconds:.0f} s in {took:.0f} s")
+    print(f"runs: {', '.join(f'{number} {end}' for end, number in ends.most_common())}; bad seeds: {bad}")
     return 1 if bad else 0
 
 
-def _apart(plan: Plan, server: VirtualServer, directory: Path) -> Played:
+def _apart(plan: Plan, clocks: Path) -> Played:
     """Play in a process of its own: what a play leaves in memory is part of no other."""
     read, write = os.pipe()
     child = os.fork()
     if not child:
         try:
             os.close(read)
-            with os.fdopen(write, "wb") as out:
-                out.write(msgspec.msgpack.encode(play(plan, server, directory)))
+            with (
+                tempfile.TemporaryDirectory() as name,
+                VirtualServer(binary(), clocks, Path(name)) as server,
+                os.fdopen(write, "wb") as out,
+            ):
+                out.write(msgspec.msgpack.encode(play(plan, server, Path(name))))
         finally:
             os._exit(0)
     os.close(write)

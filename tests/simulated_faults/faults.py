@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from tests.simulated_faults.fleet import Endpoints, Workers
@@ -21,6 +22,12 @@ _PAUSES_S = (0.3, 1.0, 2.5)
 """Mean times between two faults; a seed has one of them."""
 _SHARES = (0.1, 0.3, 1.0)
 """Shares of the connections that one fault hits."""
+
+_LOSING = 0.25
+"""Share of the seeds in which the server loses writes, too."""
+_LOSSES_S = (0.0, 0.02, 0.1, 0.5, 2.0)
+"""How long before a fail-over the last write was that is not lost."""
+_LOOK_S = 0.02
 
 
 class Faults:
@@ -45,16 +52,23 @@ class Faults:
             "wrong clock": (1, self._set_clock_wrong),
             "cut answer": (1, self._cut_answer),
         }
+        if self._chance.random() < _LOSING or "lose writes" in only:
+            kinds["lose writes"] = (2, self._lose_writes)
         assert kinds.keys() >= set(only), f"the faults are {', '.join(kinds)}"
         self._kinds = {name: kinds[name] for name in only or kinds}
         """By name: how often, relative to the others, and what it does."""
         self.met: list[str] = []
         """The faults so far, with their times."""
+        self.lost_writes = False
+        self._written: deque[tuple[float, int]] = deque(maxlen=round(_LOSSES_S[-1] / _LOOK_S) + 1)
+        """When the server had written how much, oldest first."""
 
     async def run(self, seconds: float) -> None:
         """Inject faults for this time, then repair all."""
         loop = self._loop
         until, pause_s = loop.now + seconds, self._chance.choice(_PAUSES_S)
+        if "lose writes" in self._kinds:
+            self._look(until)
         while loop.now < until:
             await asyncio.sleep(min(self._chance.expovariate(1 / pause_s), 4.0))
             name = self._chance.choices([*self._kinds], [weight for weight, _ in self._kinds.values()])[0]
@@ -120,6 +134,20 @@ class Faults:
         self._refuse()
         for wire in self._wires():
             wire.cut()
+
+    def _look(self, until: float) -> None:
+        self._written.append((self._loop.now, self._loop.server.written))
+        if self._loop.now < until:
+            self._loop.call_later(_LOOK_S, self._look, until)
+
+    def _lose_writes(self) -> None:
+        """As by a fail-over to a replica that lacks the last ones."""
+        since = self._loop.now - self._chance.choice(_LOSSES_S)
+        written = [size for at, size in self._written if at <= since] or [self._written[0][1]]
+        self.lost_writes = True
+        self._loop.restart_server(written[-1])
+        self._written.clear()
+        self._written.append((self._loop.now, written[-1]))
 
     def _reset_storm(self) -> None:
         def cut_all() -> None:

@@ -79,6 +79,19 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     cancelled: bool = False
     """Somebody cancels it at some time."""
 
+    @property
+    def request(self) -> dict[str, object]:
+        """As it is published."""
+        return {
+            "id": self.run,
+            "provider": PROVIDER,
+            "model": "m",
+            "on_failure": "restart",
+            "messages": [{"role": "user", "content": f"say {self.run}"}],
+            "tools": [{"name": self.tool}] if len(self.texts) > 1 else [],
+            "policies": [*self.policies],
+        }
+
     def result(self, turn: int) -> str:
         """What the tool's endpoint answers."""
         return f"the result of {self.run} in turn {turn}"

@@ -19,6 +19,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
 from hashlib import sha1
 from itertools import count
@@ -41,32 +42,78 @@ def command(*words: bytes | str | int) -> bytes:
 
 
 class VirtualServer:
-    """A server whose clocks show what a loop tells it, on a Unix socket alone. A context manager."""
+    """A server whose clocks show what a loop tells it, on a Unix socket alone. A context manager.
 
-    def __init__(self, binary: Path, directory: Path) -> None:
+    It writes each command to its file before it answers, and may start again from a part of it.
+    """
+
+    def __init__(self, binary: Path, clock_library: Path, directory: Path) -> None:
+        """``clock_library``: as `clock_library` builds it. ``directory``: empty."""
         self.path = str(directory / "socket")
-        library, clock = directory / "clock.so", directory / "clock"
-        source = Path(__file__).with_name("clock.c")
-        subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
-        self.clock = clock.open("w+b", buffering=0)
+        self._binary, self._library, self._directory = binary, clock_library, directory
+        self.clock = (directory / "clock").open("w+b", buffering=0)
         self.clock.write((BASE_S * 1_000_000).to_bytes(8, "little"))
-        self._server = subprocess.Popen(
-            [str(binary), "--port", "0", "--unixsocket", self.path, "--save", "", "--dir", str(directory)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "LD_PRELOAD": str(library), "VIRTUAL_CLOCK": str(clock)},
-        )
+        self._start()
 
     def __enter__(self) -> Self:
-        while not Path(self.path).exists():
-            assert self._server.poll() is None, "the server did not start"
-            time.sleep(0.01)
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._kill()
+        self.clock.close()
+
+    @property
+    def written(self) -> int:
+        """Bytes in its file."""
+        return self._file.stat().st_size
+
+    def restart(self, written: int) -> None:
+        """Start it again as it was when so much was in its file."""
+        self._kill()
+        os.truncate(self._file, written)
+        self._start()
+
+    @property
+    def _file(self) -> Path:
+        (file,) = self._directory.glob("appendonlydir/*.incr.aof")
+        return file
+
+    def _start(self) -> None:
+        self._server = subprocess.Popen(
+            [
+                *(str(self._binary), "--port", "0", "--unixsocket", self.path, "--dir", str(self._directory)),
+                *("--save", "", "--appendonly", "yes", "--appendfsync", "no", "--auto-aof-rewrite-percentage", "0"),
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={
+                **os.environ,
+                "LD_PRELOAD": str(self._library),
+                "VIRTUAL_CLOCK": str(self._directory / "clock"),
+            },
+        )
+        while not self._answers():
+            assert self._server.poll() is None, "the server did not start"
+            time.sleep(0.005)
+
+    def _answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as asking, suppress(OSError):
+            asking.connect(self.path)
+            asking.sendall(_PING)
+            return asking.recv(64) == b"+PONG\r\n"
+        return False
+
+    def _kill(self) -> None:
         self._server.kill()  # its timers stand, and so does an orderly end
         self._server.wait()
-        self.clock.close()
+
+
+def clock_library(directory: Path) -> Path:
+    """Build the library that gives a server its clocks, in this directory."""
+    library = directory / "clock.so"
+    source = Path(__file__).with_name("clock.c")
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
+    return library
 
 
 class _Never(selectors.BaseSelector):
@@ -159,8 +206,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__(selector)
         selector.loop = self
         self.chance = random.Random(seed)
-        self.path = server.path
-        self._clock = server.clock
+        self.server = server
         self.wires: list[Wire] = []
         """Those that are open at the server."""
         self.trace = sha1(usedforsecurity=False)
@@ -181,8 +227,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.tasks: dict[str, set[asyncio.Task[Any]]] = {}
         self.serve: Callable[[asyncio.Protocol], asyncio.Transport] | None = None
         """Makes the transport of a connection to the provider."""
-        self._control = socket.socket(socket.AF_UNIX)
-        self._control.connect(self.path)
+        self._control = self.connected()
         factory: Any = self._make_task
         self.set_task_factory(factory)
 
@@ -212,8 +257,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def tell_time(self) -> None:
         """Set the server's clock."""
-        self._clock.seek(0)
-        self._clock.write(int((BASE_S + self.now) * 1_000_000).to_bytes(8, "little"))
+        self.server.clock.seek(0)
+        self.server.clock.write(int((BASE_S + self.now) * 1_000_000).to_bytes(8, "little"))
 
     def control(self, *commands: bytes) -> bytes:
         """Send these commands at once, and return their replies, which must be short lines."""
@@ -233,6 +278,20 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.control(_PING)
         while [wire for wire in [*self.wires] if wire.receive()]:
             self.control(_PING)
+
+    def connected(self) -> socket.socket:
+        """A connection to the server."""
+        made = socket.socket(socket.AF_UNIX)
+        made.connect(self.server.path)
+        return made
+
+    def restart_server(self, written: int) -> None:
+        """Restart it as `VirtualServer.restart` does, which cuts all connections."""
+        for wire in [*self.wires]:
+            wire.cut()
+        self._control.close()
+        self.server.restart(written)
+        self._control = self.connected()
 
     def stop_process(self, process: str, seconds: float) -> None:
         """Stop this process for so long."""
@@ -303,8 +362,7 @@ class Wire(asyncio.Transport):
         self._on_way = 0
         self._closed = False
         self._blocked = 0
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.connect(loop.path)
+        self.socket = loop.connected()
         self.socket.sendall(command("CLIENT", "ID"))
         self._id = int(self.socket.recv(64)[1:-2])
         self.socket.setblocking(False)
