@@ -21,6 +21,7 @@ from tests.unit.core.run.script import accepted, call
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.run_record import RunLifetimes
+from tokenbus.bus.scripts.runs import inputs
 from tokenbus.bus.scripts.script import LuaScript, declared
 from tokenbus.bus.stage import checkpoints
 from tokenbus.events import normalized as n
@@ -29,20 +30,30 @@ from tokenbus.events.frames import (
     CancelRequested,
     Control,
     EventFrame,
+    ToolAsked,
+    ToolReturned,
     ToolWaits,
+    ToolWork,
     WaitDecided,
     encode,
     tool_decoder,
 )
-from tokenbus.events.public import decode
-from tokenbus.events.waits import DecisionReply, WaitFate
+from tokenbus.events.public import Waiting, decode
+from tokenbus.events.waits import DecisionReply, Verdict, WaitFate, WaitKind
+from tokenbus_services.parser import effect_writer
 from tokenbus_services.parser.logic import ParserLogic
 from tokenbus_services.process.embedded_server import EmbeddedServer
 
 KEYS = Keys("waits", 1)
 RUNS = ("a", "b")
-CALLS = (("0.0", "f", '{"n":1}'), ("1.0", "g", '{"n":2}'))
+CALLS = (("0.0", "f", '{"n":1}'), ("1.0", "g", '{"n":2}'), ("2.0", "h", '{"n":3}'))
 """The calls of a run's turn, each with its wait."""
+KINDS: dict[str, tuple[WaitKind, tuple[Verdict, ...]]] = {
+    "0.0": ("approval", ("allow", "deny")),
+    "1.0": ("tool_result", ("result", "result")),
+    "2.0": ("answer", ("accept", "decline")),
+}
+"""By wait: what it is, and how it may be decided."""
 EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "30"))
 LIFE = RunLifetimes(TTL_MS, TTL_MS, TTL_MS)
 
@@ -52,7 +63,7 @@ names = st.sampled_from(["first", "second"])
 
 
 class Waits(RuleBasedStateMachine):
-    """Runs with two calls that wait, one of which a client runs."""
+    """Runs with three calls that wait: for leave, for a client, and for the answer to a question."""
 
     wire: Wire
     """Set by the test."""
@@ -80,7 +91,7 @@ class Waits(RuleBasedStateMachine):
 
     def _begin(self, run: str) -> None:
         waits = {"f": ToolWaits([{}]), "g": ToolWaits(client_ms=1000)}
-        begun = EventFrame(0, CONTROL_ATTEMPT, 1, [accepted(waits=waits)])
+        begun = EventFrame(0, CONTROL_ATTEMPT, 1, [accepted(waits=waits, tools=["f", "g", "h"])])
         self.wire.run(
             scripts.accept(
                 KEYS.run(run),
@@ -98,7 +109,8 @@ class Waits(RuleBasedStateMachine):
                 fields=["request", b"{}"],
             )
         )
-        said = [*call(0, "c0", "f", '{"n":1}'), *call(1, "c1", "g", '{"n":2}'), n.Done("tool_use")]
+        calls = [call(int(wait[0]), f"c{wait[0]}", name, arguments) for wait, name, arguments in CALLS]
+        said = [*(event for each in calls for event in each), n.Done("tool_use")]
         self.wire.redis.xadd(KEYS.topic(0, "events"), {run: encode(EventFrame(0, 1, 2, said))})
 
     # --- who decides ------------------------------------------------------------------------------------------------
@@ -107,8 +119,8 @@ class Waits(RuleBasedStateMachine):
     def decide(self, run: str, wait: str, deny: bool, again: bool) -> None:
         """Somebody decides; ``again``: the same decision arrives twice."""
         self.numbers += 1
-        what = "approval" if wait == "0.0" else "tool_result"
-        decision = "result" if what == "tool_result" else "deny" if deny else "allow"
+        what, decisions = KINDS[wait]
+        decision = decisions[deny]
         event = WaitDecided(wait, what, decision, f"d{self.numbers}", "ann", content="mine")
         for _ in range(1 + again):
             self._told(run, wait, self.wire.run(scripts.decision(KEYS, run, "", event, at_ms=3)))
@@ -116,14 +128,39 @@ class Waits(RuleBasedStateMachine):
     @rule(run=runs, wait=waits, allow=st.booleans())
     def deadline(self, run: str, wait: str, allow: bool) -> None:
         """A parser's clock decides, that of a zombie too."""
-        what = "approval" if wait == "0.0" else "tool_result"
-        decision = "allow" if allow and what == "approval" else "deny"
+        what, _ = KINDS[wait]
+        decision = "cancel" if what == "answer" else "allow" if allow and what == "approval" else "deny"
         event = WaitDecided(wait, what, decision, f"{wait}.deadline", door="deadline", reason="late")
         self._told(run, wait, self.wire.run(scripts.decision(KEYS, run, "", event, at_ms=4, replies=False)))
 
     def _told(self, run: str, wait: str, reply: bytes) -> None:
         if fate := msgspec.json.decode(reply, type=DecisionReply).fate:
             self.decided.setdefault((run, wait), set()).add(msgspec.json.encode(fate))
+
+    @rule(run=runs, which=st.integers(0, 3))
+    def execute(self, run: str, which: int) -> None:
+        """A worker has a call of the tool that asks, maybe one that another worker had, or has answered since."""
+        handed_out = [work for work in self._works(run) if work.name == "h"]
+        if not handed_out:
+            return
+        work = handed_out[which % len(handed_out)]
+        event = ToolAsked(2, "q1", "Which?", 1000) if not work.answers else ToolReturned(2, "done", is_error=False)
+        self.wire.run(
+            scripts.tool_result(
+                KEYS.run(run),
+                KEYS.topic(0, "events"),
+                KEYS.lease(0, "parser"),
+                run=run,
+                block=2,
+                attempt=work.attempt,
+                answers=len(work.answers),
+                frame=encode(EventFrame(0, CONTROL_ATTEMPT, 6, [event])),
+            )
+        )
+
+    def _works(self, run: str) -> list[ToolWork]:
+        entries = self.wire.redis.xrange(KEYS.topic(0, "tools"))
+        return [tool_decoder.decode(fields[run.encode()]) for _, fields in entries if run.encode() in fields]
 
     @rule(run=runs)
     def cancel(self, run: str) -> None:
@@ -187,9 +224,7 @@ class Waits(RuleBasedStateMachine):
     def _check(self, run: str) -> None:
         redis = self.wire.redis
         log = [decode(fields[b"__data__"]) for _, fields in redis.xrange(KEYS.log(run))]
-        works = [
-            tool_decoder.decode(f[run.encode()]) for _, f in redis.xrange(KEYS.topic(0, "tools")) if run.encode() in f
-        ]
+        works = self._works(run)
         status = redis.hget(KEYS.run(run), "status")
         ended = status != b"open"
         open_waits = {wait for wait, _, _ in CALLS if redis.hexists(KEYS.run(run), f"wait:{wait}")}
@@ -199,7 +234,9 @@ class Waits(RuleBasedStateMachine):
             if w.startswith(f"{run}/".encode())
         }
         assert set((redis.hget(KEYS.run(run), "waits") or b"").decode().split()) == open_waits
+        assert {e.wait for e in log if isinstance(e, Waiting)} <= KINDS.keys(), "no question is asked twice"
         for wait, tool, _ in CALLS:
+            what, _ = KINDS[wait]
             told = self.decided.get((run, wait), set())
             assert len(told) <= 1, "everybody is told of the same decision"
             asked = [e for e in log if e.__struct_config__.tag == "waiting" and getattr(e, "wait", "") == wait]
@@ -207,6 +244,12 @@ class Waits(RuleBasedStateMachine):
             ran = [work for work in works if work.name == tool]
             assert len(asked) <= 1
             fate = msgspec.json.decode(next(iter(told)), type=WaitFate) if told else None
+            if what == "answer":
+                first, ran = ran[:1], ran[1:]
+                assert all(not work.answers for work in first)
+                assert [[given.decision for given in work.answers] for work in ran] == (
+                    [[fate.decision]] if fate else []
+                )
             if fate is None:
                 assert (resumed, ran) == ([], [])
                 assert not asked or ended == (wait not in open_waits)
@@ -215,7 +258,8 @@ class Waits(RuleBasedStateMachine):
             if not resumed:
                 raise AssertionError("it was decided, and nothing came of it")
             assert [(e.decision, e.decision_id) for e in resumed] == [(fate.decision, fate.id)]  # type: ignore[attr-defined]
-            assert len(ran) == (fate.decision == "allow"), "it ran once after an allow, and never after a denial"
+            again = fate.decision == "allow" or what == "answer"
+            assert len(ran) == again, "it ran once after an allow or an answer, and never after a denial"
 
 
 @pytest.fixture(scope="module")
@@ -249,6 +293,34 @@ def explore(wire: Wire, examples: int, *phases: Phase) -> None:
 @pytest.mark.timeout(0)
 def test_each_wait_has_one_fate(wire: Wire) -> None:
     explore(wire, EXAMPLES)
+
+
+def late_question(wire: Wire) -> None:
+    """A worker that had the call first asks its question after that was answered."""
+    story = cast("type[Waits]", type("Model", (Waits,), {"wire": wire}))()
+    run = RUNS[0]
+
+    def applied() -> None:
+        story.work("first", 4)
+        story.commit("first", reply_lost=False)
+
+    story.follow("first")
+    applied()
+    story.execute(run, 0)
+    applied()
+    story.decide(run, "2.0", deny=False, again=False)
+    applied()
+    story.execute(run, 0)
+    story.execute(run, 1)
+    story.teardown()
+
+
+def test_a_worker_that_is_late_repeats_no_question(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    late_question(wire)
+    for module in (inputs, effect_writer):
+        monkeypatch.setattr(module, "call_fence", lambda attempt, answers: str(attempt))
+    with pytest.raises(AssertionError, match=r"2\.1"):
+        late_question(wire)
 
 
 BROKEN = {

@@ -49,7 +49,7 @@ FACADE = {
         ServerUnavailable SessionNotFound SessionReplaced SettingsError TokenbusError TooLarge ToolFailure WireError
     """,
     "tokenbus.tools": """
-        Image Report ToolContext
+        Answered Ask Image Report ToolContext
     """,
     "tokenbus.sync": """
         Blobs Client Run Session Subscription

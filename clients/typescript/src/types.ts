@@ -950,7 +950,7 @@ export interface Waiting {
   tool_id: string;
   tool_name: string;
   deadline_ms: number;
-  on_deadline?: "allow" | "deny";
+  on_deadline?: "allow" | "cancel" | "deny";
   arguments?: string;
   schema?: Record<string, unknown>;
   text?: string;

@@ -143,6 +143,8 @@ def _decided(sent: WaitDecision, info: WaitInfo | None) -> WaitDecided:
         case Answer():
             if sent.decision != "accept" and sent.content is not None:
                 raise RequestInvalid("content", "only an accepted question has an answer")
+            if sent.content is not None and info and info.url is not None:
+                raise RequestInvalid("content", "this question is answered on its page, and has no content here")
             if sent.decision == "accept" and info and info.url is None:
                 _check("content", sent.content or {}, schema)
             content = msgspec.json.encode(sent.content).decode() if sent.content is not None else ""

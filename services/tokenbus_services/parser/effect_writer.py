@@ -21,6 +21,7 @@ from tokenbus.bus.run_record import (
     TENANT,
     TURN,
     RunLifetimes,
+    call_fence,
     call_field,
     history_field,
     so_far_field,
@@ -187,7 +188,7 @@ class EffectWriter:
         metadata = s.accepted.metadata
         whose = {"tenant": tenant_of(metadata), "metadata": metadata or None, "traceparent": s.accepted.traceparent}
         for call in work:
-            commit.put(self._keys.run(s.run), call_field(call.block), call.attempt)
+            commit.put(self._keys.run(s.run), call_field(call.block), call_fence(call.attempt, len(call.answers)))
             commit.append(self._tools, [s.run, encode(msgspec.structs.replace(call, **whose))])
 
     def _wait(self, s: RunState, info: WaitInfo, commit: Commit) -> None:

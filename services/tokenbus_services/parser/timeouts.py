@@ -239,6 +239,7 @@ class TimeoutClock:
             run=s.run,
             block=block,
             attempt=s.attempt,
+            answers=len(pending.answers),
             frame=self._frame(ToolReturned(block, problem, is_error=True)),
         )
 

@@ -1,6 +1,7 @@
 """The deployment's tools, resolved and validated once, and their calls.
 
-Every call returns an outcome that the model can read, even a failure; only a cancel propagates.
+Every call returns an outcome that the model can read, even a failure, or the question with which it ended; only a
+cancel propagates.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import structlog
 from tokenbus.bus import process_clock
 from tokenbus.bus.liveness import Liveness
 from tokenbus.errors import SettingsError, ToolFailure
+from tokenbus.events.frames import ToolAsked
 from tokenbus.tools import ToolContext
 from tokenbus_services.blobs.client import BlobLoader, loader_of
 from tokenbus_services.executor.processes import End
@@ -38,6 +40,7 @@ from tokenbus_services.settings import (
 from tokenbus_services.tools.http import EndpointTool
 from tokenbus_services.tools.progress import Deliver, Reporter
 from tokenbus_services.tools.python.executors import PythonExecutors, PythonFunctionTool
+from tokenbus_services.tools.questions import Question, check
 from tokenbus_services.tools.results import Results
 from tokenbus_services.tools.tool import NAME, Declared, Tool, passed_value
 from tokenbus_services.tools.tool_call import Text, ToolCall, ToolOutcome, context_of
@@ -121,7 +124,7 @@ class ToolExecutor:
         return min((s for s in (asked_s, own_s) if s is not None), default=DEFAULT_TOOL_TIMEOUT_S)
 
     async def execute(self, call: ToolCall, progress: Deliver | None = None) -> ToolOutcome:
-        """Run a call and return its outcome within its timeout plus a short grace period.
+        """Run a call and return its outcome, or what it asks, within its timeout plus a short grace period.
 
         Raises only CancelledError, if cancelled. The tool is then cancelled too. ``progress`` receives the tool's
         progress reports until this returns.
@@ -135,7 +138,7 @@ class ToolExecutor:
             _log.error("tool_call_failed", run=call.run, tool=call.name, exc_info=e)
             kind, outcome = "internal", self._failed(f"the call failed: {type(e).__name__}")
         else:
-            kind = "error" if outcome.is_error else "ok"
+            kind = outcome.kind
         elapsed = round((time.monotonic() - began) * 1000)
         _log.info("tool_called", run=call.run, turn=call.turn, block=call.block, tool=call.name, kind=kind, ms=elapsed)
         return outcome
@@ -153,7 +156,25 @@ class ToolExecutor:
             context = context_of(call, time.monotonic() + timeout, reporter.report)
             work = declared.tool.run(call, arguments, context, self._results)
             result = await self._within(timeout, work, call.name)
+        if isinstance(result, Question):
+            return ToolOutcome("", asked=self._asked(call, declared, result))
         return await self._results.text(result) if isinstance(result, Text) else result
+
+    def _asked(self, call: ToolCall, declared: Declared, question: Question) -> ToolAsked:
+        """The question as people see it. Raises ToolFailure if it cannot be asked."""
+        check(call.name, question, len(call.answers))
+        redact, schema = self._registry.redact_result, question.schema
+        if schema is not None:
+            schema = msgspec.json.decode(redact(msgspec.json.encode(schema).decode()), type=dict[str, object])
+        return ToolAsked(
+            call.block,
+            question.id,
+            redact(question.text),
+            round(1000 * (question.timeout_s or declared.answer_timeout_s)),
+            schema,
+            question.url,
+            question.state,
+        )
 
     async def _within(self, seconds: float, work: Coroutine[object, object, T], tool: str) -> T:
         """Return or raise the result of ``work``. Raises ToolFailure if it takes too long; it is then cancelled.
@@ -299,7 +320,9 @@ class ToolRegistry:
         if settings.format and settings.parameters:
             raise SettingsError(source, f"{where}.format", "a tool has `parameters` or a `format`, not both")
         try:
-            return Declared(self._tool(name, settings, env), schema, settings.timeout_s, settings.format is not None)
+            tool = self._tool(name, settings, env)
+            answer_timeout_s = settings.answer_timeout_s if isinstance(settings, PythonTool) else 0.0
+            return Declared(tool, schema, settings.timeout_s, settings.format is not None, answer_timeout_s)
         except ValueError as e:
             field = ".call" if isinstance(settings, PythonTool) else ""
             raise SettingsError(source, f"{where}{field}", str(e)) from e

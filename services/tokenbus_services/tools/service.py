@@ -1,7 +1,8 @@
 """A tool executor: takes calls from the queue, runs them concurrently, and delivers each result exactly once.
 
 A call may run twice if its worker dies in the middle, but not after its result was delivered. The result enters
-`events` once, because the script that writes it checks whether the call is still open.
+`events` once, because the script that writes it checks whether the call is still open. A call that asks a question
+ends with it, in the same way, and comes again with the answer.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tokenbus.bus import scripts
 from tokenbus.bus.control import ControlListener
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import Liveness
-from tokenbus.bus.run_record import STATUS, call_field
+from tokenbus.bus.run_record import STATUS, call_fence, call_field
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
@@ -28,6 +29,7 @@ from tokenbus.events.frames import (
     CONTROL_ATTEMPT,
     Control,
     EventFrame,
+    ToolAsked,
     ToolReported,
     ToolReturned,
     ToolWork,
@@ -154,12 +156,15 @@ class ToolService:
                     tenant=work.tenant,
                     metadata=work.metadata or {},
                     traceparent=self._tracer.handed_on(*span_of(work)),
+                    answers=work.answers,
+                    state=work.state,
                 )
                 with self._tracer.working(*span_of(work)):
                     outcome = await self._executor.execute(call, partial(self._progress, work))
-                self._metrics.ran(time.perf_counter() - begin, is_error=outcome.is_error)
+                self._metrics.ran(time.perf_counter() - begin, outcome.kind)
             await self._deliver_result(work, outcome)
-            self._record_call(work, outcome, begin_ms=begin_ms, delivery=item.deliveries)
+            if not outcome.asked:
+                self._record_call(work, outcome, begin_ms=begin_ms, delivery=item.deliveries)
 
     def _record_call(self, work: ToolWork, outcome: ToolOutcome, *, begin_ms: int, delivery: int) -> None:
         """Record the span of a call that is over. ``delivery`` counts the workers that tried it."""
@@ -203,19 +208,19 @@ class ToolService:
             lambda: self._server.client.hmget(self._keys.run(work.run), [STATUS, call_field(work.block)]),
             what="look-up of a tool call",
         )
-        return found == [b"open", str(work.attempt).encode()]
+        return found == [b"open", call_fence(work.attempt, len(work.answers)).encode()]
 
     async def _progress(self, work: ToolWork, report: ToolReported) -> None:
         await run_script(self._server, self._script_call(scripts.tool_progress, work, report))
 
     async def _deliver_result(self, work: ToolWork, outcome: ToolOutcome) -> None:
         returned = ToolReturned(work.block, outcome.content, outcome.is_error, outcome.blob_id, list(outcome.images))
-        call = self._script_call(scripts.tool_result, work, returned)
+        call = self._script_call(scripts.tool_result, work, outcome.asked or returned)
         taken = await retry_until_available(self._server, lambda: run_script(self._server, call), what="tool result")
-        log.info("tool_returned", run=work.run, tool=work.name, error=outcome.is_error, taken=bool(taken))
+        log.info("tool_returned", run=work.run, tool=work.name, kind=outcome.kind, taken=bool(taken))
 
     def _script_call(
-        self, script: Callable[..., scripts.ScriptCall], work: ToolWork, event: ToolReported | ToolReturned
+        self, script: Callable[..., scripts.ScriptCall], work: ToolWork, event: ToolReported | ToolReturned | ToolAsked
     ) -> scripts.ScriptCall:
         partition = self._keys.partition_of(work.run)
         return script(
@@ -225,6 +230,7 @@ class ToolService:
             run=work.run,
             block=work.block,
             attempt=work.attempt,
+            answers=len(work.answers),
             frame=encode(EventFrame(0, CONTROL_ATTEMPT, self._server.clock.now_ms(), [event])),
         )
 
@@ -262,6 +268,6 @@ class CallMetrics:
         """Record an executor that ended unexpectedly."""
         self._ends.labels(end).inc()
 
-    def ran(self, seconds: float, *, is_error: bool) -> None:
-        """Record a finished call."""
-        self._seconds.labels("error" if is_error else "ok").observe(seconds)
+    def ran(self, seconds: float, outcome: str) -> None:
+        """Record a call that ended, as `ToolOutcome.kind` names it."""
+        self._seconds.labels(outcome).observe(seconds)

@@ -10,6 +10,7 @@ from tokenbus.errors import SettingsError
 from tokenbus.secret_env import FILE, secret_in
 from tokenbus.tools import ToolContext
 from tokenbus_services.json_schema import Schema
+from tokenbus_services.tools.questions import Question
 from tokenbus_services.tools.results import Results
 from tokenbus_services.tools.tool_call import Text, ToolCall, ToolOutcome
 
@@ -22,8 +23,10 @@ class Tool(Protocol):
 
     async def run(
         self, call: ToolCall, arguments: dict[str, object], context: ToolContext, results: Results
-    ) -> Text | ToolOutcome:
-        """Return the result: complete, or passed through ``results`` while it arrives. Raises ToolFailure."""
+    ) -> Text | ToolOutcome | Question:
+        """Return the result: complete, or passed through ``results`` while it arrives; or what the call asks, which
+        has ended then. Raises ToolFailure.
+        """
         ...
 
 
@@ -33,6 +36,8 @@ class Declared(NamedTuple):
     timeout_s: float | None
     free_text: bool = False
     """Its input is text, passed as the argument ``input``."""
+    answer_timeout_s: float = 0.0
+    """How long its questions wait if they do not say so; 0: it has none."""
 
 
 _ALWAYS_PASSED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")

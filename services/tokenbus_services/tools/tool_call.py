@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from tokenbus.events.frames import ResultImage
+from tokenbus.events.frames import GivenAnswer, ResultImage, ToolAsked
 from tokenbus.tools import Report, ToolContext
 
 
@@ -30,6 +30,10 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""
     metadata: Mapping[str, object] = {}
     """Of the run."""
+    answers: list[GivenAnswer] = []
+    """To the questions that the call asked before, in order."""
+    state: str = ""
+    """What it left with its last question."""
 
     @property
     def key(self) -> str:
@@ -38,7 +42,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolOutcome(msgspec.Struct, frozen=True):
-    """What the model sees of a call."""
+    """What the model sees of a call, or what the call asks."""
 
     content: str
     is_error: bool = False
@@ -46,6 +50,13 @@ class ToolOutcome(msgspec.Struct, frozen=True):
     """The blob with the whole result, if ``content`` is only its beginning or a note."""
     images: tuple[ResultImage, ...] = ()
     """Images that the model sees, and images that are only in a blob."""
+    asked: ToolAsked | None = None
+    """The question with which the call has ended; the model sees nothing of it yet."""
+
+    @property
+    def kind(self) -> str:
+        """How the call ended, for metrics and logs."""
+        return "asked" if self.asked else "error" if self.is_error else "ok"
 
 
 class Text(msgspec.Struct, frozen=True, tag=True):

@@ -123,8 +123,15 @@ def history_fields(turn: int) -> list[str]:
 
 
 def call_field(block: int) -> str:
-    """Field that exists while the call of this block is open; its value is the attempt."""
+    """Field that exists while a worker may have the call of this block; its value is `call_fence`."""
     return f"call:{block}"
+
+
+def call_fence(attempt: int, answers: int) -> str:
+    """What a worker must know of a call to write for it: the attempt, and how many answers it was handed out with. So
+    a worker that is late repeats no question.
+    """
+    return f"{attempt}.{answers}" if answers else str(attempt)
 
 
 def wait_field(wait: str) -> str:

@@ -274,6 +274,18 @@ class ProviderJob(msgspec.Struct, frozen=True, array_like=True):
     """It has ended, and the frames have all of its answer."""
 
 
+class GivenAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """The answer to a question of a tool."""
+
+    question: str
+    """Names what was asked; a call that is run again must ask the same."""
+    decision: Verdict
+    content: str = ""
+    """JSON; empty if there is none."""
+    by: str | None = None
+    door: Door = "bus"
+
+
 class ToolWork(msgspec.Struct, frozen=True, array_like=True):
     """One tool call to run."""
 
@@ -293,6 +305,10 @@ class ToolWork(msgspec.Struct, frozen=True, array_like=True):
     """As in `Accepted`."""
     free_text: bool = False
     """``arguments`` is no JSON."""
+    answers: list[GivenAnswer] = []
+    """To the questions that the call has asked, in order."""
+    state: str = ""
+    """What the call left with its last question."""
 
 
 class Control(msgspec.Struct, frozen=True, array_like=True):
@@ -358,6 +374,20 @@ class ToolReported(msgspec.Struct, frozen=True, array_like=True, tag="tool_progr
     """Finite, because JSON has no other numbers."""
     total: float | None = None
     message: str | None = None
+
+
+class ToolAsked(msgspec.Struct, frozen=True, array_like=True, tag="tool_asked"):
+    """The call in this public block has asked a question and ended. It is handed out again with the answer."""
+
+    block: int
+    question: str
+    """As in `GivenAnswer`."""
+    text: str
+    timeout_ms: int
+    schema: dict[str, object] | None = None
+    url: str | None = None
+    state: str = ""
+    """As in `ToolWork`."""
 
 
 class WaitDecided(msgspec.Struct, frozen=True, array_like=True, tag="wait_decided"):
@@ -449,6 +479,7 @@ ControlEvent = (
     | Noted
     | DeadlinePassed
     | ToolReported
+    | ToolAsked
     | PolicyVerdicts
     | WaitDecided
 )

@@ -14,7 +14,7 @@ import msgspec
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.normalized import FinishReason
 from tokenbus.events.usage import Usage
-from tokenbus.events.waits import Door, Verdict, WaitKind
+from tokenbus.events.waits import Door, OnDeadline, Verdict, WaitKind
 
 BlockKind = Literal["text", "thinking", "tool_call", "tool_result", "image", "audio", "server_tool"]
 ToolCallPart = Literal["name", "id", "input"]
@@ -267,8 +267,7 @@ class Waiting(Event, frozen=True, kw_only=True, tag="waiting"):
     tool_name: str
     deadline_ms: int
     """Unix time in ms at which it decides itself, as ``on_deadline`` says."""
-    on_deadline: Literal["allow", "deny"] = "deny"
-    """``deny``: the model reads that nobody decided, answered or returned anything."""
+    on_deadline: OnDeadline = "deny"
     arguments: str | None = None
     """Of the call, as it would run: JSON, or the text of a tool whose input is free text."""
     schema: dict[str, object] | None = None

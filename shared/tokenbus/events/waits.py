@@ -17,6 +17,10 @@ Verdict: TypeAlias = Literal["allow", "deny", "accept", "decline", "cancel", "re
 """
 Door: TypeAlias = Literal["bus", "http", "cli", "console", "chat", "openai", "ai_sdk", "ag_ui", "deadline"]
 """Over which door a decision came. ``deadline``: nobody decided in time."""
+OnDeadline: TypeAlias = Literal["allow", "deny", "cancel"]
+"""What the deadline decides. ``deny``: the model reads that nobody decided or returned anything. ``cancel``: a question
+has no answer, and its tool goes on without it.
+"""
 WaitId = Annotated[str, Meta(pattern=r"^[0-9]{1,9}\.[0-9]{1,6}$(?!\n)")]
 """Names a wait within its run."""
 MAX_TIMEOUT_S = 6 * 86_400
@@ -60,8 +64,7 @@ class WaitInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     since_ms: int
     deadline_ms: int
     """When it decides itself, as ``on_deadline`` says."""
-    on_deadline: Literal["allow", "deny"] = "deny"
-    """``deny``: the model reads that nobody decided, answered or returned anything."""
+    on_deadline: OnDeadline = "deny"
     arguments: str | None = None
     """Of the call, as it would run: JSON, or the text of a tool whose input is free text."""
     schema: dict[str, object] | None = None

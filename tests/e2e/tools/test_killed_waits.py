@@ -1,4 +1,6 @@
-"""Workers are killed before, at and after a decision: a call runs once after an allow, and never after a denial."""
+"""Workers are killed before, at and after a decision or an answer: a call runs once after an allow, and never after a
+denial; a call that asked goes on with the answer, in a worker that did not ask.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +27,10 @@ kind = "python"
 call = "tests.services.tools.sample_tools:noted"
 parameters = { type = "object" }
 approval = "always"
+[tools.book]
+kind = "python"
+call = "tests.services.tools.sample_tools:book"
+parameters = { type = "object" }
 """
 OWNERS: tuple[Kind, ...] = tuple(kind for kind in WITH_TOOLS if kind not in {"fetcher", "normalizer"})
 """Who has a run that waits: the parser; and who would run its call."""
@@ -41,6 +47,13 @@ async def replaced(workers: Fleet) -> None:
 async def waits(server: Server, keys: Keys, runs: Sequence[str]) -> bool:
     logs = [await log_of(server.client, keys, run) for run in runs]
     return all(any(event["type"] == "waiting" for event in log) for log in logs)
+
+
+async def freeze_owners(workers: Fleet) -> None:
+    """So that nobody applies the next decisions, unless intake is in the process too."""
+    for worker in workers.workers:
+        if worker.kind in OWNERS and not worker.runs("fetcher") and worker.process.returncode is None:
+            worker.freeze()
 
 
 @pytest.mark.leaves_pending
@@ -72,9 +85,7 @@ async def test_a_decision_counts_once_whoever_is_killed(
         await replaced(workers)  # before any decision
         await decide("before")
         await ended(server.client, keys, [runs["before"]])
-        for worker in workers.workers:  # so that nobody applies the next decisions, unless intake is in the process too
-            if worker.kind in OWNERS and not worker.runs("fetcher") and worker.process.returncode is None:
-                worker.freeze()
+        await freeze_owners(workers)
         await decide("at")
         await decide("denied", allow=False)
         await replaced(workers)
@@ -99,4 +110,70 @@ async def test_a_decision_counts_once_whoever_is_killed(
         )
         (result,) = [e for e in log if e["type"] == "block_complete" and e["kind"] == "tool_result"]
         assert result["content"] == ("the call was denied, and did not run: no" if word == "denied" else word)
+        assert log[-1]["type"] == "completed"
+
+
+@pytest.mark.leaves_pending
+async def test_an_answer_counts_once_whoever_is_killed(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    notes = tmp_path / "notes"
+    notes.touch()
+    words = ("before", "at", "after", "declined")
+
+    def says(word: str) -> Script:
+        call = ToolCall(name="book", arguments={"path": str(notes), "flight": word})
+        return Script(name=word, turns=(Turn(says=Reply(tool_calls=(call,))), Turn(says=Reply(text="Done."))))
+
+    async with (
+        MockProvider([says(word) for word in words]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS, SETTINGS) as workers,
+        Client(server_url, prefix=keys.prefix) as bus,
+    ):
+        runs = {word: await send(word, tools=[{"name": "book"}]) for word in words}
+
+        async def asked(word: str, text: str) -> str:
+            found: list[str] = []
+
+            async def is_asked() -> bool:
+                found[:] = [info.wait async for info in bus.waiting(run=runs[word]) if info.text == text]
+                return len(found) == 1
+
+            await eventually(is_asked, timeout=60)
+            return found[0]
+
+        seats = {word: await asked(word, f"Which seat on {word}?") for word in words}
+        await replaced(workers)  # before any answer
+        await bus.answer(runs["before"], seats["before"], {"seat": "1A"}, by="ann")
+        sure = await asked("before", "Book 1A?")
+        await replaced(workers)
+        await bus.answer(runs["before"], sure, {"sure": True}, by="ann")
+        await ended(server.client, keys, [runs["before"]])
+        await freeze_owners(workers)
+        await bus.answer(runs["at"], seats["at"], {"seat": "2A"}, by="ann")
+        await bus.answer(runs["declined"], seats["declined"], decision="decline", by="ann")
+        await replaced(workers)
+        await bus.answer(runs["at"], await asked("at", "Book 2A?"), {"sure": True}, by="ann")
+        await ended(server.client, keys, [runs["at"], runs["declined"]])
+        await bus.answer(runs["after"], seats["after"], {"seat": "3A"}, by="ann")
+        await bus.answer(runs["after"], await asked("after", "Book 3A?"), {"sure": True}, by="ann")
+        await eventually(lambda: "after/3A" in notes.read_text(), timeout=60)
+        await replaced(workers)
+        logs: Any = await ended(server.client, keys, list(runs.values()))
+        assert [info async for info in bus.waiting()] == []
+
+    ran = notes.read_text().split()
+    assert sorted(set(ran)) == ["after/3A", "at/2A", "before/1A"]
+    assert ran.count("before/1A") == ran.count("at/2A") == 1
+    for word, run in runs.items():
+        log = logs[run]
+        judge.check(log)
+        asked_of = [event["wait"] for event in log if event["type"] == "waiting"]
+        resumed = [(event["wait"], event["decision"], event["by"]) for event in log if event["type"] == "resumed"]
+        decision = "decline" if word == "declined" else "accept"
+        assert resumed == [(wait, decision, "ann") for wait in asked_of]
+        assert len(asked_of) == (1 if word == "declined" else 2)
+        (result,) = [e for e in log if e["type"] == "block_complete" and e["kind"] == "tool_result"]
+        expected = {"before": "before/1A", "at": "at/2A", "after": "after/3A"}
+        assert result["content"] == expected.get(word, "not booked: decline by ann over bus")
         assert log[-1]["type"] == "completed"

@@ -47,6 +47,20 @@ result = {{ type = "object", properties = {{ seen = {{ type = "boolean" }} }}, r
 kind = "client"
 description = "Nobody returns its result."
 timeout_s = 0.2
+[tools.book]
+kind = "python"
+call = "tests.services.tools.sample_tools:book"
+description = "Books a seat."
+parameters = {{ type = "object", properties = {{ flight = {{ type = "string" }} }} }}
+[tools.sign]
+kind = "python"
+call = "tests.services.tools.sample_tools:ask_on_a_page"
+description = "Asks on a page."
+approval = "always"
+[tools.brief]
+kind = "python"
+call = "tests.services.tools.sample_tools:ask_briefly"
+description = "Asks for a moment."
 """
 
 
@@ -63,6 +77,9 @@ def bus() -> Generator[LocalBus]:
         running.model_says("quick", calls(("quick", {"amount": 1})), "Done.")
         running.model_says("shows", calls(("show", {})), "Done.")
         running.model_says("gone", calls(("gone", {})), "Done.")
+        running.model_says("books", calls(("book", {"flight": "LH1"})), "Done.")
+        running.model_says("signs", calls(("sign", {})), "Done.")
+        running.model_says("brief", calls(("brief", {})), "Done.")
         yield running
 
 
@@ -220,6 +237,92 @@ async def test_of_many_decisions_at_once_one_counts(bus: LocalBus, client: Clien
     assert ran == (decision == "allow")
 
 
+async def asks(client: Client, run: Run, text: str) -> WaitInfo:
+    """What the run waits for, once that is this question."""
+    found: list[WaitInfo] = []
+
+    async def is_asked() -> bool:
+        found[:] = [info for info in await waits_of(client, run) if info.text == text]
+        return len(found) == 1
+
+    await eventually(is_asked)
+    return found[0]
+
+
+async def test_a_tool_asks_and_goes_on_with_the_answers(bus: LocalBus, client: Client) -> None:
+    run = await client.publish(bus.request("books", tools=[{"name": "book"}], metadata={"tenant": "hotel"}))
+    seat = await asks(client, run, "Which seat on LH1?")
+    assert (seat.what, seat.tool_name, seat.on_deadline, seat.tenant) == ("answer", "book", "cancel", "hotel")
+    with pytest.raises(RequestInvalid, match='"seat" is a required property'):
+        await client.answer(run, seat.wait, {})
+    with pytest.raises(RequestInvalid, match="'answer'"):
+        await client.approve(run, seat.wait)
+    fate = await client.answer(run, seat.wait, {"seat": "12A"}, by="ann")
+    assert (fate.decision, fate.by, fate.door) == ("accept", "ann", "bus")
+    sure = await asks(client, run, "Book 12A?")
+    with pytest.raises(AlreadyDecided) as late:
+        await client.answer(run, seat.wait, {"seat": "1A"}, by="bob")
+    assert late.value.fate == fate
+    await client.answer(run, sure.wait, {"sure": True}, by="bob")
+    events = await events_of(run)
+    assert results(events) == ["LH1/12A"]
+    assert resumed(events) == [(seat.wait, "accept", "ann", "bus"), (sure.wait, "accept", "bob", "bus")]
+    assert [e.content for e in events if isinstance(e, Resumed)] == ['{"seat":"12A"}', '{"sure":true}']
+    assert [(e.text, e.schema is not None) for e in events if isinstance(e, Waiting)] == [
+        ("Which seat on LH1?", True),
+        ("Book 12A?", True),
+    ]
+
+
+async def test_who_does_not_want_to_answer_says_so_and_nobody_is_a_cancel(bus: LocalBus, client: Client) -> None:
+    run = await client.publish(bus.request("books", tools=[{"name": "book"}]))
+    seat = await asks(client, run, "Which seat on LH1?")
+    await client.answer(run, seat.wait, decision="decline", by="ann")
+    assert results(await events_of(run)) == ["not booked: decline by ann over bus"]
+    brief = await client.publish(bus.request("brief", tools=[{"name": "brief"}]))
+    events = await events_of(brief)
+    assert results(events) == ["cancel over deadline, None"]
+    assert [(decision, door) for _, decision, _, door in resumed(events)] == [("cancel", "deadline")]
+
+
+async def test_a_call_that_needs_leave_is_asked_for_it_once_and_then_asks_itself(bus: LocalBus, client: Client) -> None:
+    run = await begun(client, bus, "signs", "sign")
+    (leave,) = await waits_of(client, run)
+    await client.approve(run, leave.wait)
+    page = await asks(client, run, "Sign in.")
+    assert (page.url, page.schema) == ("https://sign.example/in", None)
+    with pytest.raises(RequestInvalid, match="answered on its page"):
+        await client.answer(run, page.wait, {"name": "ann"})
+    await client.answer(run, page.wait)
+    assert results(await events_of(run)) == ["accept, {}"]
+
+
+async def test_a_cancel_ends_a_question(bus: LocalBus, client: Client) -> None:
+    run = await client.publish(bus.request("books", tools=[{"name": "book"}]))
+    seat = await asks(client, run, "Which seat on LH1?")
+    await run.cancel()
+    assert results(await events_of(run)) == ["cancelled"]
+    with pytest.raises(WaitNotFound):
+        await client.answer(run, seat.wait, {"seat": "12A"})
+
+
+async def test_of_many_answers_at_once_one_counts(bus: LocalBus, client: Client) -> None:
+    run = await client.publish(bus.request("books", tools=[{"name": "book"}]))
+    seat = await asks(client, run, "Which seat on LH1?")
+
+    async def answer(n: int) -> str | None:
+        try:
+            await client.answer(run, seat.wait, {"seat": str(n)}, by=str(n))
+        except AlreadyDecided:
+            return None
+        return str(n)
+
+    (counted,) = [each for each in await asyncio.gather(*(answer(n) for n in range(10))) if each]
+    sure = await asks(client, run, f"Book {counted}?")
+    await client.answer(run, sure.wait, {"sure": True})
+    assert results(await events_of(run)) == [f"LH1/{counted}"]
+
+
 def over_http(bus: LocalBus, method: str, path: str, **more: Any) -> httpx.Response:
     return httpx.request(method, f"{bus.gateway}{path}", **more)
 
@@ -244,28 +347,50 @@ async def test_the_door_of_the_gateway(bus: LocalBus, client: Client) -> None:
     assert resumed(events) == [(info["wait"], "deny", "ann", "http")]
 
 
-async def test_the_commands(bus: LocalBus, client: Client) -> None:
-    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "tokenbus_services.cli", *arguments],
-            env={**os.environ, **bus.environment},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+async def test_a_question_is_answered_over_http_and_by_a_command(bus: LocalBus, client: Client) -> None:
+    run = await client.publish(bus.request("books", tools=[{"name": "book"}]))
+    seat = await asks(client, run, "Which seat on LH1?")
+    path = f"/runs/{run.id}/waiting/{seat.wait}"
+    wrong = over_http(bus, "POST", path, json={"type": "answer", "content": {"seat": 7}})
+    assert (wrong.status_code, "content.seat" in wrong.text) == (400, True)
+    answered = over_http(bus, "POST", path, json={"type": "answer", "content": {"seat": "7"}, "by": "ann"})
+    assert (answered.status_code, answered.json()["decision"]) == (200, "accept")
+    late = over_http(bus, "POST", path, json={"type": "answer", "decision": "decline"})
+    assert (late.status_code, "already_decided" in late.text) == (409, True)
+    await asks(client, run, "Book 7?")
+    listed = command(bus, "waiting", run.id)
+    assert [line.split("  ")[2:4] for line in listed.stdout.splitlines()] == [["answer", "Book 7?"]]
+    wrong_type = command(bus, "answer", run.id, "--content", '{"sure": "yes"}')
+    assert (wrong_type.returncode, "content.sure" in wrong_type.stderr) == (2, True)
+    assert command(bus, "answer", run.id, "--content", '{"sure": true}', "--by", "bob").returncode == 0
+    events = await events_of(run)
+    assert results(events) == ["LH1/7"]
+    assert [(by, door) for _, _, by, door in resumed(events)] == [("ann", "http"), ("bob", "cli")]
 
+
+def command(bus: LocalBus, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tokenbus_services.cli", *arguments],
+        env={**os.environ, **bus.environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+async def test_the_commands(bus: LocalBus, client: Client) -> None:
     run = await begun(client, bus, "pays twice", "pay", waits=2)
-    listed = command("waiting", run.id)
+    listed = command(bus, "waiting", run.id)
     assert [line.split("  ")[2:4] for line in listed.stdout.splitlines()] == [
         ["approval", 'pay {"amount":500}'],
         ["approval", 'pay {"amount":900}'],
     ]
-    several = command("approve", run.id)
+    several = command(bus, "approve", run.id)
     assert (several.returncode, "name one" in several.stderr) == (2, True)
     first, second = (line.split("  ")[1] for line in listed.stdout.splitlines())
-    assert command("deny", run.id, first, "--reason", "no", "--by", "ann").returncode == 0
-    assert command("approve", run.id, "--arguments", '{"amount": 7}', "--by", "ann").returncode == 0
-    late = command("deny", run.id, second)
+    assert command(bus, "deny", run.id, first, "--reason", "no", "--by", "ann").returncode == 0
+    assert command(bus, "approve", run.id, "--arguments", '{"amount": 7}', "--by", "ann").returncode == 0
+    late = command(bus, "deny", run.id, second)
     assert (late.returncode, "decided before: allow by ann, over cli" in late.stderr) == (1, True)
     events = await events_of(run)
     assert results(events) == ["the call was denied, and did not run: no", '{"amount":7}']
@@ -278,4 +403,8 @@ def test_the_client_without_asyncio(bus: LocalBus) -> None:
         waiting = next(event for event in run.events() if isinstance(event, Waiting))
         assert [info.wait for info in client.waiting(run=run)] == [waiting.wait]
         assert client.approve(run, waiting.wait).decision == "allow"
+        assert run.result().status == "completed"
+        run = client.publish(bus.request("books", tools=[{"name": "book"}]))
+        waiting = next(event for event in run.events() if isinstance(event, Waiting))
+        assert client.answer(run, waiting.wait, decision="decline").decision == "decline"
         assert run.result().status == "completed"

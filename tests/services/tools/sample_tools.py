@@ -29,6 +29,76 @@ def noted(path: str, word: str) -> str:
     return word
 
 
+SEAT: dict[str, object] = {
+    "type": "object",
+    "properties": {"seat": {"type": "string"}},
+    "required": ["seat"],
+}
+SURE: dict[str, object] = {"type": "object", "properties": {"sure": {"type": "boolean"}}, "required": ["sure"]}
+
+
+async def book(flight: str, context: ToolContext, path: str = "") -> str:
+    """Ask twice, then leave a line of the booking behind."""
+    seat = await context.ask(SEAT, f"Which seat on {flight}?")
+    if seat.content is None:
+        return f"not booked: {seat.decision} by {seat.by} over {seat.door}"
+    sure = await context.ask(SURE, f"Book {seat.content['seat']}?", timeout_s=3600)
+    if not sure.content or not sure.content["sure"]:
+        return f"not booked: {sure.decision}"
+    word = f"{flight}/{seat.content['seat']}"
+    return noted(path, word) if path else word
+
+
+async def ask_briefly(context: ToolContext) -> str:
+    answer = await context.ask(SURE, "Quick?", timeout_s=0.2)
+    return f"{answer.decision} over {answer.door}, {answer.content}"
+
+
+async def ask_on_a_page(context: ToolContext) -> str:
+    answer = await context.ask(None, "Sign in.", url="https://sign.example/in")
+    return f"{answer.decision}, {answer.content}"
+
+
+async def ask_stubbornly(context: ToolContext) -> str:
+    """Catch what can be caught, and return something all the same."""
+    try:
+        await context.ask(SURE, "Really?")
+    except Exception as e:  # what a careless tool does
+        return f"caught {e}"
+    except BaseException:
+        await asyncio.sleep(0)
+        return "caught"
+    return "answered"
+
+
+async def ask_in_a_task(context: ToolContext) -> str:
+    asked = asyncio.create_task(context.ask(SURE, "Really?"))  # type: ignore[arg-type]
+    await asyncio.wait({asked})
+    return "went on"
+
+
+def ask_in_a_thread(context: ToolContext) -> str:
+    return asyncio.run(context.ask(SURE, "Really?")).decision  # type: ignore[arg-type]
+
+
+async def ask_something_else(context: ToolContext) -> str:
+    ask_something_else.asked += 1  # type: ignore[attr-defined]
+    answer = await context.ask(SURE, f"Number {ask_something_else.asked}?")  # type: ignore[attr-defined]
+    return answer.decision
+
+
+ask_something_else.asked = 0  # type: ignore[attr-defined]
+
+
+async def ask_on_and_on(context: ToolContext) -> None:
+    while True:
+        await context.ask(SURE, "Again?")
+
+
+async def ask_badly(schema: object, text: str, context: ToolContext, timeout_s: float | None = None) -> str:
+    return (await context.ask(schema, text, timeout_s=timeout_s)).decision  # type: ignore[arg-type]
+
+
 def greet(name: str, greeting: str = "Hello") -> str:
     return f"{greeting}, {name}"
 

@@ -106,6 +106,8 @@ class PythonTool(_Approved, frozen=True, kw_only=True, tag="python", tag_field="
     format: InputFormat | None = None
     """Set if the input is free text instead of JSON; the tool gets it as its argument ``input``."""
     timeout_s: Seconds | None = None
+    answer_timeout_s: WaitSeconds = 86_400.0
+    """How long a question of the tool waits for its answer, if it does not say so itself."""
 
 
 class Outbound(Table, frozen=True, kw_only=True):

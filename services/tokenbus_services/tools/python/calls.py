@@ -16,6 +16,7 @@ from tokenbus_services.executor import fork_server
 from tokenbus_services.settings import PythonTool
 from tokenbus_services.tools.progress import Reporter
 from tokenbus_services.tools.python.function import ToolFunction
+from tokenbus_services.tools.questions import Question
 from tokenbus_services.tools.tool_call import Text, ToolCall, context_of
 
 CLOSE_S = 3.0
@@ -59,8 +60,11 @@ async def _run(link: fork_server.Link, function: ToolFunction, asked: Call, resu
             text = call.arguments
             arguments: dict[str, object]
             arguments = {"input": text} if call.free_text else msgspec.json.decode(text or "{}", type=dict[str, object])
-            parts = await function(call.run, arguments, context_of(call, asked.deadline, reporter.report))
-            link.send(Returned(number, [_bounded(call.name, part, result_bytes) for part in parts]))
+            result = await function(call, arguments, context_of(call, asked.deadline, reporter.report))
+            if isinstance(result, Question):
+                link.send(Asked(number, result))
+            else:
+                link.send(Returned(number, [_bounded(call.name, part, result_bytes) for part in result]))
     except MemoryError:
         link.out_of_memory()
     except ToolFailure as e:
@@ -127,6 +131,13 @@ class Returned(msgspec.Struct, frozen=True, array_like=True, tag="returned"):
     parts: list[Text | Shown]
 
 
+class Asked(msgspec.Struct, frozen=True, array_like=True, tag="asked"):
+    """The call has ended with a question."""
+
+    number: int
+    question: Question
+
+
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     """The call failed, as `ToolFailure` says."""
 
@@ -136,4 +147,4 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 
 
 to_executor = msgspec.msgpack.Decoder(Call | Cancel)
-from_executor = msgspec.msgpack.Decoder(Reported | Returned | Failed)
+from_executor = msgspec.msgpack.Decoder(Reported | Returned | Asked | Failed)

@@ -11,6 +11,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 import msgspec
 import structlog
@@ -24,6 +25,7 @@ from tokenbus_services.executor.protocol import Setup
 from tokenbus_services.redaction.redactor import secrets_of
 from tokenbus_services.settings import PythonTool, Settings
 from tokenbus_services.tools.python.calls import (
+    Asked,
     Call,
     Cancel,
     Failed,
@@ -34,6 +36,7 @@ from tokenbus_services.tools.python.calls import (
     from_executor,
 )
 from tokenbus_services.tools.python.function import ToolFunction
+from tokenbus_services.tools.questions import Question
 from tokenbus_services.tools.results import Results
 from tokenbus_services.tools.tool_call import Text, ToolCall, ToolOutcome
 
@@ -51,6 +54,10 @@ _EXITED = "the tool's process ended during the call"
 _MEMORY = "the tool's process took more memory than `limits.tool_memory_bytes`"
 
 
+Ended: TypeAlias = Returned | Asked | Failed
+"""How a call ended."""
+
+
 class ExecutorLost(Exception):
     """The executor ended during a call."""
 
@@ -65,13 +72,13 @@ class ToolProcess(ExecutorProcess):
         super().__init__(message_bytes=message_bytes)
         self._on_end = on_end
         self._report: Report | None = None
-        self.answer: asyncio.Future[Returned | Failed] | None = None
+        self.answer: asyncio.Future[Ended] | None = None
         """Of the call in progress."""
         self.calls = 0
         """Number of calls begun."""
         self.idle_since = 0.0
 
-    def begin(self, call: ToolCall, context: ToolContext) -> asyncio.Future[Returned | Failed]:
+    def begin(self, call: ToolCall, context: ToolContext) -> asyncio.Future[Ended]:
         """Begin a call; the future has its answer, or ExecutorLost."""
         self.calls += 1
         self.name, self._report = call.name, context.report
@@ -139,9 +146,9 @@ class PythonExecutors:
         """Stop all executors; calls still running are cancelled."""
         await self._executors.stop()
 
-    async def call(self, call: ToolCall, context: ToolContext) -> list[Text | Image]:
-        """Call a tool in an executor and return the parts of its result. Raises ToolFailure."""
-        answer: Returned | Failed
+    async def call(self, call: ToolCall, context: ToolContext) -> list[Text | Image] | Question:
+        """Call a tool in an executor and return the parts of its result, or what it asks. Raises ToolFailure."""
+        answer: Ended
         process = self._idle.pop() if self._idle else await self._new(call.name)
         losses = 0
         while True:
@@ -156,6 +163,8 @@ class PythonExecutors:
             process = await self._new(call.name)
         if isinstance(answer, Failed):
             raise ToolFailure(call.name, answer.kind, answer.problem)
+        if isinstance(answer, Asked):
+            return answer.question
         return [Image(part.data, part.media_type) if isinstance(part, Shown) else part for part in answer.parts]
 
     async def _new(self, tool: str) -> ToolProcess:
@@ -166,7 +175,7 @@ class PythonExecutors:
             problem = f"no process could be started for the call: {e or type(e).__name__}"
             raise ToolFailure(tool, "busy", problem) from None
 
-    async def _answer(self, process: ToolProcess, call: ToolCall, context: ToolContext) -> Returned | Failed:
+    async def _answer(self, process: ToolProcess, call: ToolCall, context: ToolContext) -> Ended:
         answer = process.begin(call, context)
         try:
             await asyncio.wait({answer})
@@ -177,7 +186,7 @@ class PythonExecutors:
             self._free(process)
         return answer.result()
 
-    def _cancel(self, process: ToolProcess, answer: asyncio.Future[Returned | Failed]) -> None:
+    def _cancel(self, process: ToolProcess, answer: asyncio.Future[Ended]) -> None:
         """Cancel the call, and kill the executor if that does not end it."""
         if answer.done():
             self._free(process)
@@ -185,7 +194,7 @@ class PythonExecutors:
         process.send(Cancel())
         killing = asyncio.get_running_loop().call_later(GRACE_S, self._executors.kill, process, "overran")
 
-        def ended(answer: asyncio.Future[Returned | Failed]) -> None:
+        def ended(answer: asyncio.Future[Ended]) -> None:
             killing.cancel()
             if not answer.exception():
                 self._free(process)
@@ -227,12 +236,14 @@ class PythonFunctionTool:
 
     async def run(
         self, call: ToolCall, arguments: dict[str, object], context: ToolContext, results: Results
-    ) -> Text | ToolOutcome:
-        """Call the function and return its result. Raises ToolFailure."""
+    ) -> Text | ToolOutcome | Question:
+        """Call the function and return its result, or what it asks. Raises ToolFailure."""
         if self._executors:
-            return await results.of(await self._executors.call(call, context))
-        assert self._function
-        try:
-            return await results.of(await self._function(call.run, arguments, context))
-        except MemoryError as e:
-            raise ToolFailure(call.name, "exception", f"MemoryError: {e}") from None
+            result = await self._executors.call(call, context)
+        else:
+            assert self._function
+            try:
+                result = await self._function(call, arguments, context)
+            except MemoryError as e:
+                raise ToolFailure(call.name, "exception", f"MemoryError: {e}") from None
+        return result if isinstance(result, Question) else await results.of(result)

@@ -19,7 +19,8 @@ import structlog
 
 from tokenbus.errors import ToolFailure
 from tokenbus.tools import Image, ToolContext
-from tokenbus_services.tools.tool_call import Text
+from tokenbus_services.tools.questions import Asking, PutAway, Question
+from tokenbus_services.tools.tool_call import Text, ToolCall
 
 CONTEXT = "context"
 """A callable with a parameter of this name gets the `ToolContext`, unless the tool's schema defines that name."""
@@ -40,8 +41,31 @@ class ToolFunction:
         self._signature = _signature(self._call)
         self._wants_context = _wants_context(self._signature, parameters)
 
-    async def __call__(self, run: str, arguments: dict[str, object], context: ToolContext) -> list[Text | Image]:
-        """Call the function and return its result. Raises ToolFailure, MemoryError."""
+    async def __call__(
+        self, call: ToolCall, arguments: dict[str, object], context: ToolContext
+    ) -> list[Text | Image] | Question:
+        """Call the function and return its result, or what it asks. Raises ToolFailure, MemoryError.
+
+        Once it has asked, nothing that it does then counts: it cannot catch its own end.
+        """
+        asking = Asking(call.answers)
+        try:
+            parts = await self._parts(call.run, arguments, msgspec.structs.replace(context, ask=asking.ask))
+        except (MemoryError, GeneratorExit):
+            raise
+        except BaseException:
+            if asking.ended is None:
+                raise
+            parts = []
+        match asking.ended:
+            case None:
+                return parts
+            case Question() as question:
+                return question
+            case problem:
+                raise ToolFailure(self._name, "bad_question", problem)
+
+    async def _parts(self, run: str, arguments: dict[str, object], context: ToolContext) -> list[Text | Image]:
         given = {**arguments, CONTEXT: context} if self._wants_context else arguments
         try:
             if self._signature is not None:
@@ -52,7 +76,7 @@ class ToolFunction:
             value = await self._value(given)
         except ToolFailure as e:
             raise ToolFailure(self._name, e.kind, e.problem) from None
-        except (asyncio.CancelledError, GeneratorExit, MemoryError):
+        except (asyncio.CancelledError, GeneratorExit, MemoryError, PutAway):
             raise
         except BaseException as e:  # a SystemExit or KeyboardInterrupt raised by a tool is not meant for the process
             # The message may hold anything, so it is not logged.

@@ -12,11 +12,11 @@ from tokenbus.core.run.blocks.opaque import ExtraData, OpaqueTracker
 from tokenbus.core.run.continuation import Seam
 from tokenbus.core.run.gate import PolicyGate
 from tokenbus.core.stop_strings import StopScan
-from tokenbus.events.frames import Accepted, FallbackPlan, ToolReturned
+from tokenbus.events.frames import Accepted, FallbackPlan, GivenAnswer, ToolReturned
 from tokenbus.events.normalized import Start
 from tokenbus.events.requests import Message
 from tokenbus.events.usage import Usage
-from tokenbus.events.waits import WaitKind
+from tokenbus.events.waits import OnDeadline, WaitKind
 
 
 class OpenWait(msgspec.Struct, frozen=True):
@@ -25,7 +25,9 @@ class OpenWait(msgspec.Struct, frozen=True):
     name: str
     what: WaitKind
     deadline_ms: int
-    on_deadline: Literal["allow", "deny"]
+    on_deadline: OnDeadline
+    question: str = ""
+    """As in `GivenAnswer`."""
 
 
 class PendingCall(msgspec.Struct):
@@ -44,6 +46,10 @@ class PendingCall(msgspec.Struct):
     """Somebody decided that it may run."""
     edited: bool = False
     """Somebody changed its arguments."""
+    answers: list[GivenAnswer] = []
+    """To its questions, in order."""
+    state: str = ""
+    """What it left with its last question."""
 
     @property
     def runs(self) -> CompleteCall:

@@ -80,6 +80,7 @@ from tokenbus.core.run.tool_calls import (
     publish_results,
     results_message,
 )
+from tokenbus.core.run.waits import ask
 from tokenbus.core.run.waits import decide as decide_wait
 from tokenbus.core.stop_strings import StopScan
 from tokenbus.errors import TooLarge
@@ -97,6 +98,7 @@ from tokenbus.events.frames import (
     PolicyVerdicts,
     Rejected,
     SteerRequested,
+    ToolAsked,
     ToolReported,
     ToolReturned,
     ToolWork,
@@ -226,6 +228,9 @@ class RunMachine:
                 self._returned(event)
             case ToolReported():
                 publish_progress(self.state, self.out, event)
+            case ToolAsked():
+                if info := ask(self.state, self.out, event, self._now_ms):
+                    self.effects.append(Wait(info))
             case WaitDecided():
                 self._decided(event)
             case CancelRequested():

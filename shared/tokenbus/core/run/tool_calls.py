@@ -50,6 +50,8 @@ def hand_out(s: RunState, out: Outbox, pending: PendingCall, at_ms: int) -> Tool
         arguments=pending.runs.arguments,
         free_text=pending.runs.free_text,
         timeout_s=s.accepted.tool_timeout_s,
+        answers=[*pending.answers],
+        state=pending.state,
     )
 
 

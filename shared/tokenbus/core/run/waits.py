@@ -1,7 +1,8 @@
 """Tool calls that wait for somebody: which do, and what a decision makes of them.
 
 A call that waits is handed out to nobody. The decision is an event like any other, of which the script that writes it
-writes one for each wait. So the call runs, or gets its answer, in the commit that applies the decision.
+writes one for each wait. So the call runs, or gets its answer, in the commit that applies the decision. A call that
+asked a question has ended; it runs again from its start, with the answers to all questions that it has asked.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from tokenbus.core.request.bounds import tenant_of
 from tokenbus.core.run.blocks.block_table import CompleteCall
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.state import OpenWait, PendingCall, RunState
-from tokenbus.events.frames import ToolReturned, WaitDecided
+from tokenbus.events.frames import GivenAnswer, ToolAsked, ToolReturned, WaitDecided
 from tokenbus.events.public import Resumed, Waiting
-from tokenbus.events.waits import Condition, Conditions, WaitInfo, WaitKind
+from tokenbus.events.waits import Condition, Conditions, WaitInfo
 
 DENIED = "the call was denied, and did not run"
 """What the model reads of a call that may not run."""
@@ -30,30 +31,43 @@ def open_wait(s: RunState, out: Outbox, pending: PendingCall, at_ms: int) -> Wai
     waits = s.accepted.waits.get(pending.runs.name)
     if waits is None or _arguments(pending.runs) is None:
         return None  # malformed arguments: the worker refuses the call, and nobody needs to look at it
+    name, arguments = _next_name(pending), pending.runs.arguments
     if not pending.allowed and needs_approval(pending.runs, waits.approval):
-        return _wait(s, out, pending, "approval", at_ms)
-    return _wait(s, out, pending, "tool_result", at_ms) if waits.client_ms else None
+        wait = OpenWait(name, "approval", at_ms + waits.approval_ms, waits.on_deadline)
+        return _wait(s, out, pending, wait, at_ms, arguments=arguments, schema=waits.schema)
+    if not waits.client_ms:
+        return None
+    wait = OpenWait(name, "tool_result", at_ms + waits.client_ms, "deny")
+    return _wait(s, out, pending, wait, at_ms, arguments=arguments, schema=waits.result)
 
 
-def _wait(s: RunState, out: Outbox, pending: PendingCall, what: WaitKind, at_ms: int) -> WaitInfo:
-    waits = s.accepted.waits[pending.runs.name]
-    name = f"{pending.call.block}.{pending.waited}"
+def ask(s: RunState, out: Outbox, asked: ToolAsked, at_ms: int) -> WaitInfo | None:
+    """Let the call wait for the answer to its question; None if no worker has the call."""
+    pending = next((p for p in s.calls if p.call.block == asked.block), None)
+    if pending is None or pending.wait or pending.result or s.phase != "tools":
+        return None
+    pending.state = asked.state
+    wait = OpenWait(_next_name(pending), "answer", at_ms + asked.timeout_ms, "cancel", asked.question)
+    return _wait(s, out, pending, wait, at_ms, text=asked.text, schema=asked.schema, url=asked.url)
+
+
+def _next_name(pending: PendingCall) -> str:
+    return f"{pending.call.block}.{pending.waited}"
+
+
+def _wait(s: RunState, out: Outbox, pending: PendingCall, wait: OpenWait, at_ms: int, **shown: Any) -> WaitInfo:
+    pending.wait = wait
     pending.waited += 1
-    approval = what == "approval"
-    deadline_ms = at_ms + (waits.approval_ms if approval else waits.client_ms)
-    call = pending.runs
     fields: dict[str, Any] = {
-        "wait": name,
-        "what": what,
-        "tool_id": call.tool_id,
-        "tool_name": call.name,
-        "deadline_ms": deadline_ms,
-        "on_deadline": waits.on_deadline if approval else "deny",
-        "arguments": call.arguments,
-        "schema": waits.schema if approval else waits.result,
+        "wait": wait.name,
+        "what": wait.what,
+        "tool_id": pending.runs.tool_id,
+        "tool_name": pending.runs.name,
+        "deadline_ms": wait.deadline_ms,
+        "on_deadline": wait.on_deadline,
         "tenant": tenant_of(s.accepted.metadata) or None,
+        **shown,
     }
-    pending.wait = OpenWait(name, what, deadline_ms, fields["on_deadline"])
     out.event(s.turn, s.attempt, Waiting, block=pending.call.block, **fields)
     return WaitInfo(run=s.run, since_ms=at_ms, **fields)
 
@@ -61,9 +75,9 @@ def _wait(s: RunState, out: Outbox, pending: PendingCall, what: WaitKind, at_ms:
 def decide(s: RunState, out: Outbox, event: WaitDecided, at_ms: int) -> PendingCall | None:
     """Apply a decision; return its call, which now has a result or may run. None: the run has no such wait open."""
     pending = next((p for p in s.calls if p.wait and p.wait.name == event.wait), None)
-    if pending is None or s.phase != "tools":
+    if pending is None or pending.wait is None or s.phase != "tools":
         return None
-    pending.wait = None
+    question, pending.wait = pending.wait.question, None
     call = pending.call
     out.event(
         s.turn,
@@ -83,7 +97,9 @@ def decide(s: RunState, out: Outbox, event: WaitDecided, at_ms: int) -> PendingC
         arguments=event.arguments,
         content=event.content or None if event.what == "answer" else None,
     )
-    if event.decision == "allow":
+    if event.what == "answer":
+        pending.answers.append(GivenAnswer(question, event.decision, event.content, event.by, event.door))
+    elif event.decision == "allow":
         pending.allowed = True
         if event.arguments is not None:
             pending.changed = msgspec.structs.replace(pending.runs, arguments=event.arguments)

@@ -12,7 +12,16 @@ from tokenbus.core.run.blocks.block_table import CompleteCall
 from tokenbus.core.run.effects import EndRun, NextTurn, RunTools, Wait
 from tokenbus.core.run.waits import needs_approval, waits_only
 from tokenbus.events import normalized as n
-from tokenbus.events.frames import CancelRequested, PolicyVerdict, ToolReturned, ToolWaits, WaitDecided
+from tokenbus.events.frames import (
+    CancelRequested,
+    GivenAnswer,
+    PolicyVerdict,
+    ToolAsked,
+    ToolReturned,
+    ToolWaits,
+    ToolWork,
+    WaitDecided,
+)
 from tokenbus.events.public import BlockComplete, Cancelled, Resumed, Waiting
 from tokenbus.events.waits import Condition, Excluded
 
@@ -107,6 +116,49 @@ def test_a_tool_of_the_client_may_need_leave_first() -> None:
     assert [(e.wait, e.what) for e in of_type(story.events, Waiting)] == [("0.0", "approval"), ("0.1", "tool_result")]
     story.control(WaitDecided("0.1", "tool_result", "result", "d1", content="here"), ToolReturned(1, "two", False))
     assert results(story) == [("f", "here"), ("g", "two")]
+
+
+def handed_out_with(story: Story, block: int) -> list[ToolWork]:
+    return [w for e in story.effects if isinstance(e, RunTools) for w in e.work if w.block == block]
+
+
+def test_a_call_that_asks_runs_again_with_all_answers_so_far() -> None:
+    story = asked(waits={"f": ALWAYS})
+    story.control(allow("0.0"))
+    schema: dict[str, object] = {"type": "object"}
+    story.control(ToolAsked(0, "q1", "Which seat?", 9_000, schema, state="here"))
+    waiting = of_type(story.events, Waiting)[-1]
+    assert (waiting.wait, waiting.what, waiting.text, waiting.schema) == ("0.1", "answer", "Which seat?", schema)
+    assert (waiting.deadline_ms, waiting.on_deadline, waiting.arguments) == (story.at_ms + 9_000, "cancel", None)
+    story.control(ToolReturned(1, "two", False))
+    assert waits_only(story.run.state)
+    story.reborn()
+    story.control(WaitDecided("0.1", "answer", "accept", "d2", "ann", "http", content='{"seat":"12A"}'))
+    given = GivenAnswer("q1", "accept", '{"seat":"12A"}', "ann", "http")
+    last = handed_out_with(story, 0)[-1]
+    assert (last.answers, last.state) == ([given], "here")
+    story.control(ToolAsked(0, "q2", "Sure?", 9_000, url="https://sign.example/in"))
+    story.control(WaitDecided("0.2", "answer", "cancel", "0.2.deadline", door="deadline"))
+    last = handed_out_with(story, 0)[-1]
+    assert (last.answers, last.state) == ([given, GivenAnswer("q2", "cancel", door="deadline")], "")
+    assert len(handed_out_with(story, 0)) == 3
+    story.control(ToolReturned(0, "one", False))
+    assert results(story) == [("f", "one"), ("g", "two")]
+    assert [(e.wait, e.decision, e.content) for e in of_type(story.events, Resumed)] == [
+        ("0.0", "allow", None),
+        ("0.1", "accept", '{"seat":"12A"}'),
+        ("0.2", "cancel", None),
+    ]
+
+
+def test_a_question_of_a_call_that_nobody_runs_is_none() -> None:
+    story = asked(waits={"f": ALWAYS})
+    before = len(story.events)
+    story.control(ToolAsked(0, "q1", "Which?", 9_000), ToolAsked(7, "q1", "Which?", 9_000))
+    story.control(ToolReturned(1, "two", False), ToolAsked(1, "q1", "Which?", 9_000))
+    assert len(story.events) == before
+    story.control(CancelRequested("enough"), ToolAsked(0, "q1", "Which?", 9_000))
+    assert len(of_type(story.events, Waiting)) == 1
 
 
 def test_a_cancel_ends_what_is_waited_for() -> None:

@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
-from tokenbus.bus.run_record import call_field
+from tokenbus.bus.run_record import call_fence, call_field
 from tokenbus.bus.scripts.script import ScriptCall, script
 
 
 def tool_result(
-    run_key: str, events: str, parser_lease: str, *, run: str, block: int, attempt: int, frame: bytes
+    run_key: str, events: str, parser_lease: str, *, run: str, block: int, attempt: int, answers: int = 0, frame: bytes
 ) -> ScriptCall:
-    """Submit a tool's result: 1, or 0 if the call is not open (a second result, a cancel, a newer attempt)."""
-    call = call_field(block)
-    return _tool_result(run_key, events, parser_lease, run=run, call=call, attempt=attempt, frame=frame)
+    """Submit a tool's result, or its question: 1, or 0 if the call is not open (a second result, a cancel, a newer
+    attempt, another number of ``answers``).
+    """
+    call, fence = call_field(block), call_fence(attempt, answers)
+    return _tool_result(run_key, events, parser_lease, run=run, call=call, fence=fence, frame=frame)
 
 
 @script()
 def _tool_result(
-    run_key: str, events: str, parser_lease: str, *, run: str, call: str, attempt: int, frame: bytes
+    run_key: str, events: str, parser_lease: str, *, run: str, call: str, fence: str, frame: bytes
 ) -> ScriptCall: ...
 
 
 def tool_progress(
-    run_key: str, events: str, parser_lease: str, *, run: str, block: int, attempt: int, frame: bytes
+    run_key: str, events: str, parser_lease: str, *, run: str, block: int, attempt: int, answers: int = 0, frame: bytes
 ) -> ScriptCall:
     """Submit progress of a call, which stays open: 1, or 0 if it is not open. Sent again, it is published again."""
-    call = call_field(block)
-    return _tool_progress(run_key, events, parser_lease, run=run, call=call, attempt=attempt, frame=frame)
+    call, fence = call_field(block), call_fence(attempt, answers)
+    return _tool_progress(run_key, events, parser_lease, run=run, call=call, fence=fence, frame=frame)
 
 
 @script()
 def _tool_progress(
-    run_key: str, events: str, parser_lease: str, *, run: str, call: str, attempt: int, frame: bytes
+    run_key: str, events: str, parser_lease: str, *, run: str, call: str, fence: str, frame: bytes
 ) -> ScriptCall: ...
 
 

@@ -6,10 +6,10 @@
 -- ARGV
 --   run
 --   call  field of the call
---   attempt
+--   fence  value of that field
 --   frame  event
 -- Reply: 1, or 0 if the call is not open.
 -- Atomic: no progress follows the call's result.
 -- Twice: again: the progress is published twice.
 -- Uses: append_of_call
-return append_of_call(run_key, events, parser_lease, run, call, attempt, frame) and 1 or 0
+return append_of_call(run_key, events, parser_lease, run, call, fence, frame) and 1 or 0

@@ -6,12 +6,12 @@
 -- ARGV
 --   run
 --   call  field of the call
---   attempt
+--   fence  value of that field
 --   frame  event
 -- Reply: 1, or 0 if the call is not open.
 -- Atomic: of two results, one is appended.
 -- Twice: refused: 0
 -- Uses: append_of_call
-if not append_of_call(run_key, events, parser_lease, run, call, attempt, frame) then return 0 end
+if not append_of_call(run_key, events, parser_lease, run, call, fence, frame) then return 0 end
 redis.call('HDEL', run_key, call)
 return 1
