@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Generator, Mapping
+from contextlib import aclosing, contextmanager
+from functools import partial
 from hashlib import sha256
 from http import HTTPStatus
 from typing import Any, Generic, Self, TypeVar
 
 import httpx
 import msgspec
+import structlog
 
 from tokenbus.blob_wire import DEPLOYMENT_ENV, DEPLOYMENT_HEADER, MAX_ANSWER_BYTES, PATH, blob_error, check_deployment
 from tokenbus.blobs import DEFAULT_MEDIA_TYPE, BlobLoader, BlobRef, blob_id_from_digest, parse_blob_id, parse_media_type
@@ -35,12 +38,16 @@ from tokenbus_services.telemetry import worked_for
 
 __all__ = ["BlobLoader", "HttpBlobs"]
 
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 WAIT_S = 60.0
 """How long one call waits for the service in all, in addition to a second for each `_BYTES_PER_S` transferred. Time in
 which the caller provides or takes content does not count.
 """
 _BYTES_PER_S = 2**20
+
+T = TypeVar("T")
 
 
 class HttpBlobs:
@@ -176,7 +183,7 @@ class HttpBlobs:
                 if self._ours(response).status_code != HTTPStatus.OK:
                     raise blob_error(response.status_code, await _beginning(response), blob_id)
                 begun = True
-                async for chunk in _in_time(response):
+                async for chunk in _in_time(response.aiter_raw()):
                     hasher.update(chunk)
                     if held:
                         yield held
@@ -234,7 +241,7 @@ class HttpBlobs:
             try:
                 if self._ours(response).is_error:
                     return response.status_code, await _beginning(response)
-                async for chunk in _in_time(response):
+                async for chunk in _in_time(response.aiter_raw()):
                     body += chunk
                     if len(body) > limit:
                         raise BlobTooLarge(len(body), limit)
@@ -258,16 +265,15 @@ class HttpBlobs:
 async def _beginning(response: httpx.Response) -> bytes:
     """Read at most the length of the service's own error bodies; a longer body is not from the service."""
     body = bytearray()
-    async for chunk in _in_time(response):
+    async for chunk in _in_time(response.aiter_raw()):
         body += chunk
         if len(body) >= MAX_ANSWER_BYTES:
             break
     return bytes(body[:MAX_ANSWER_BYTES])
 
 
-async def _in_time(response: httpx.Response) -> AsyncIterator[bytes]:
-    """The body, as it arrives. Raises TimeoutError if the service was waited for too long in all (`WAIT_S`)."""
-    chunks = response.aiter_raw()
+async def _in_time(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The chunks, as they arrive. Raises TimeoutError if the store was waited for too long in all (`WAIT_S`)."""
     left_s = WAIT_S
     while True:
         began = process_clock.now()
@@ -283,6 +289,76 @@ async def _in_time(response: httpx.Response) -> AsyncIterator[bytes]:
 # The deployment's blob loader: the blob service's client, or the one named by the settings.
 
 _METHODS = ("store", "load", "aclose")
+_MORE_METHODS = ("head", "lease", "lease_for", "check", "delete")
+"""What the services use if a loader has it: the methods of `BlobStreams` but for ``chunks``, and of `HttpBlobs`."""
+_CLOSE_S = 5.0
+
+
+class _BoundedLoader:
+    """A loader of the deployment's own. A call waits for it no longer than for the blob service (`WAIT_S`): a store
+    that hangs is unavailable. It has those of the optional methods that the loader has.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+        for name in _MORE_METHODS:
+            if hasattr(loader, name):
+                setattr(self, name, partial(_waited, getattr(loader, name)))
+        if hasattr(loader, "chunks"):
+            self.chunks = self._chunks
+
+    async def store(self, content: bytes | AsyncIterable[bytes], media_type: str) -> BlobRef:
+        sent_s = len(content) / _BYTES_PER_S if isinstance(content, bytes) else 0.0
+        with _late_is_unavailable():
+            async with process_clock.timeout(WAIT_S + sent_s) as limit:
+                given = content if isinstance(content, bytes) else _given(content, limit)
+                return await self.loader.store(given, media_type)
+
+    async def load(self, blob_id: str) -> bytes:
+        return await _waited(self.loader.load, blob_id)
+
+    async def aclose(self) -> None:
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await self.loader.aclose()
+        except TimeoutError:
+            log.warning("blob_loader_not_closed", waited_s=_CLOSE_S)
+
+    async def _chunks(self, blob_id: str) -> AsyncIterator[bytes]:
+        with _late_is_unavailable():
+            async with aclosing(self.loader.chunks(blob_id)) as chunks:
+                async for chunk in _in_time(chunks):
+                    yield chunk
+
+
+async def _waited(call: Callable[..., Awaitable[T]], *args: Any) -> T:
+    with _late_is_unavailable():
+        async with process_clock.timeout(WAIT_S):
+            return await call(*args)
+
+
+@contextmanager
+def _late_is_unavailable() -> Generator[None]:
+    try:
+        yield
+    except TimeoutError as e:
+        raise BlobUnavailable("blobs.loader", str(e) or f"it was waited for over {WAIT_S:g} s") from e
+
+
+async def _given(content: AsyncIterable[bytes], limit: process_clock.Timeout) -> AsyncIterator[bytes]:
+    """The content; time in which its source provides it does not count for the limit."""
+    until, pieces = process_clock.now() + WAIT_S, aiter(content)
+    while True:
+        limit.reschedule(None)
+        began, piece = process_clock.now(), b""
+        try:
+            piece = await anext(pieces)
+        except StopAsyncIteration:
+            return
+        finally:
+            until += process_clock.now() - began + len(piece) / _BYTES_PER_S
+            limit.reschedule(until)
+        yield piece
 
 
 def loader_of(settings: BlobSettings, env: Mapping[str, str] = os.environ) -> BlobLoader:
@@ -300,7 +376,7 @@ def loader_of(settings: BlobSettings, env: Mapping[str, str] = os.environ) -> Bl
         raise _refused(f"{settings.loader!r} raised {type(e).__name__}: {e}") from e
     if missing := [name for name in _METHODS if not callable(getattr(made, name, None))]:
         raise _refused(f"{settings.loader!r} returned a {type(made).__name__} without {', '.join(missing)}")
-    return made
+    return _BoundedLoader(made)
 
 
 def check_loader(path: str, env: Mapping[str, str] = os.environ) -> None:
@@ -329,8 +405,6 @@ PAUSE_S = 0.1
 """Pause between two tries."""
 COOL_DOWN_S = 5.0
 """Cool-down after a failure, during which the store is not tried."""
-
-T = TypeVar("T")
 
 
 class StoreRetry(Generic[T]):
