@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import Any
@@ -310,8 +310,18 @@ class CommitJournal:
         return [batch for end, batch, _, _ in self._commits if id_key(end) > id_key(offset)]
 
 
-def repair_commit(past: Partition, lost: Sequence[AppliedBatch]) -> scripts.Commit | None:
-    """The commit that repairs the roll-back; None if no public event was lost.
+def lost_events(lost: Sequence[AppliedBatch], keys: Keys) -> dict[str, int]:
+    """The runs whose public events a roll-back has lost, each with the number of the event after these."""
+    numbers: dict[str, int] = {}
+    for batch in lost:
+        for run in {name.decode(errors="replace") for _, fields in batch.entries for name in fields}:
+            if published := batch.commit.last_of(keys.log(run)):
+                numbers[run] = id_key(published)[1] + 1
+    return numbers
+
+
+def repair_commit(past: Partition, lost: Sequence[AppliedBatch], numbers: Mapping[str, int]) -> scripts.Commit:
+    """The commit that repairs the roll-back for these runs (`lost_events`).
 
     ``past`` is the partition in the state of the server's offset, ``lost`` the commits after it. The commit moves no
     offset. For each affected run it publishes the lost events again, so that the log has no gap, repeats what others
@@ -319,14 +329,9 @@ def repair_commit(past: Partition, lost: Sequence[AppliedBatch]) -> scripts.Comm
     run that is there at the commit is ignored: its request may come again meanwhile. Reload the partition afterwards.
     """
     commit, logic, keys = scripts.Commit(past.lease_key, past.stream), past.logic, past.keys
-    numbers: dict[str, int] = {}
-    for batch in lost:
-        past.replay(batch.entries)
-        for run in {name.decode(errors="replace") for _, fields in batch.entries for name in fields}:
-            if published := batch.commit.last_of(keys.log(run)):
-                numbers[run] = id_key(published)[1] + 1
     ours = {key for run in numbers for key in (keys.run(run), keys.log(run))}
     for batch in lost:
+        past.replay(batch.entries)
         commit.repeat(batch.commit, ours)
         logic.repeat(batch.commit, numbers, commit)
     for run, seq in sorted(numbers.items()):
@@ -336,4 +341,4 @@ def repair_commit(past: Partition, lost: Sequence[AppliedBatch]) -> scripts.Comm
         past.runs.drop_pieces(run, commit)
         commit.void(past.state_key, past.stream, run)
     logic.flush(commit)
-    return commit if numbers else None
+    return commit

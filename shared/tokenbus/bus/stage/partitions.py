@@ -21,7 +21,7 @@ from tokenbus.bus.server.error_replies import is_alien
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.stage.commits import CommitJournal, Commits, StageOptions, repair_commit
+from tokenbus.bus.stage.commits import CommitJournal, Commits, StageOptions, lost_events, repair_commit
 from tokenbus.bus.stage.logic import StageLogic
 from tokenbus.bus.stage.partition import CAREFUL_LOADS, TRIES_FIELD, AppliedBatch, Partition
 from tokenbus.bus.stage.replay import (
@@ -251,13 +251,13 @@ class Partitions:
             self._server, lambda: run_position(self._server, part), what=self._what, stop_if=self._is_closed
         )
         log.error("%s partition %d: a fail-over lost the entries after %s", self._group, part.number, lease.offset)
-        if not (lost := journal.after(lease.offset)):
-            return
+        lost = journal.after(lease.offset)
+        if not (numbers := lost_events(lost, self._keys)):
+            return  # a logic that works on its own, such as that of policies, must see no entry that does not count
         past = await retry_until_available(
             self._server, lambda: self._rebuilt(lease), what=self._what, stop_if=self._is_closed
         )
-        if commit := repair_commit(past, lost):
-            await self._commits.recover_rollback(part, lease, commit)
+        await self._commits.recover_rollback(part, lease, repair_commit(past, lost, numbers))
 
     def _is_closed(self) -> bool:
         return self._closed

@@ -6,7 +6,7 @@ The server's state is put back to a past one, all keys in one step, as a replica
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -163,3 +163,32 @@ async def test_input_that_was_read_and_then_lost_leaves_no_trace(bench: Bench):
     await bench.feed(0, {run: b"+2"}, {run: b"end"})
     await bench.finish("b")
     await bench.check()
+
+
+class Busy(ToyLogic):
+    """Publishes nothing, and begins work on its own with each frame that it sees, as that of the policies does."""
+
+    begun: ClassVar[list[bytes]] = []
+
+    def apply(self, run: str, frame: bytes) -> None:
+        super().apply(run, frame)
+        self.begun.append(frame)
+
+    def flush(self, commit: Commit) -> None:
+        self.discard_outputs()
+
+
+async def test_no_work_begins_on_entries_that_were_lost(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Busy, "begun", [])
+    [run] = bench.runs(0, 1)
+    await bench.feed(0, {run: b"+1"})
+    async with working(bench.stage("a", logic=Busy)):
+        await eventually(bench.through)
+        past = await everything(bench.server, bench.keys)
+        await bench.feed(0, {run: b"+2"})
+        await eventually(bench.through)
+        await put_back(bench.server, bench.keys, past)
+        await bench.feed(0, {run: b"+3"})
+        await eventually(bench.through)
+    assert Busy.begun.count(b"+2") == 1, "it was applied when it came, and no more"
+    assert Busy.begun[-1] == b"+3"
