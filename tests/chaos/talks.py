@@ -24,12 +24,12 @@ from tokenbus_services.mock_provider import Delivery, Reply, Script, Turn
 
 MODEL = "talk"
 TOKEN = "talk-"
+SAYS = " ".join(f"word{n}" for n in range(24))
 SCRIPT = Script(
     name=MODEL,
-    turns=(Turn(says=Reply(text=" ".join(f"word{n}" for n in range(24))), delivery=Delivery(pace=30)),),
+    turns=(Turn(says=Reply(text=SAYS), delivery=Delivery(pace=30)),),
     repeat_last=True,
 )
-CONFIG = {"provider": "anthropic", "model": MODEL, "on_failure": "restart"}
 WRITERS, READERS = 3, 2
 MOST = 40
 """Appends of one writer."""
@@ -42,12 +42,24 @@ _READ_S = 20.0
 class Talks:
     """People write to so many sessions, and readers follow. Use inside ``async with``."""
 
-    def __init__(self, client: Any, url: str, prefix: str, chance: random.Random, *, sessions: int) -> None:
+    def __init__(
+        self,
+        client: Any,
+        url: str,
+        prefix: str,
+        chance: random.Random,
+        *,
+        sessions: int,
+        provider: str = "anthropic",
+        partitions: int | None = None,
+    ) -> None:
+        """``partitions``: of the deployment, if nothing is to be read from it."""
+        self._config = {"provider": provider, "model": MODEL, "on_failure": "restart"}
         self._client = client
         self._prefix = prefix
         self._chance = chance
         self._enough = asyncio.Event()
-        self._bus = Client(url, prefix=prefix, reconnect_s=_LONG_S)
+        self._bus = Client(url, prefix=prefix, partitions=partitions, reconnect_s=_LONG_S)
         self._names = [f"talk{n}" for n in range(sessions)]
         self._sent: dict[str, list[list[str]]] = {name: [[] for _ in range(WRITERS)] for name in self._names}
         self._got: dict[str, list[list[str]]] = {name: [[] for _ in range(READERS)] for name in self._names}
@@ -58,7 +70,7 @@ class Talks:
         await self._bus.__aenter__()
         for name in self._names:
             session = self._bus.session(name)
-            await self._until_accepted(partial(session.configure, CONFIG, append="made", wait_s=5))
+            await self._until_accepted(partial(session.configure, self._config, append="made", wait_s=5))
             self._readers += [asyncio.create_task(self._read(session, got)) for got in self._got[name]]
             people = enumerate(self._sent[name])
             self._writing += [asyncio.create_task(self._write(session, n, sent)) for n, sent in people]

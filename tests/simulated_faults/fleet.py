@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from tests.chaos import talks
 from tests.simulated_faults.virtual import BASE_S, PROCESS, VirtualLoop
 from tokenbus.bus import process_clock
 from tokenbus_services.cli import service_registry
@@ -177,6 +178,9 @@ class _ClockOfEachProcess(process_clock.ProcessClock):
         return self._own.ticking()
 
 
+_TALK = Reply(text=talks.SAYS, chunk_size=4)
+
+
 class Endpoints:
     """The provider, which streams what it is to say in deltas at irregular times, and the endpoint of the tools."""
 
@@ -202,12 +206,18 @@ class Endpoints:
         match = mock.route.fullmatch(path)
         assert match
         request = interpret(mock.name, mock.parse(match, headers, {}, decoded), headers, decoded)
+        if request.model == talks.MODEL:
+            return _events(mock.stream(_TALK, request))
         case = self._cases[request.token]
         calls: tuple[ToolCall, ...] = ()
         if request.turn < len(case.texts) - 1:
             calls = (ToolCall(name=case.tool, arguments={"run": case.run, "turn": request.turn}),)
-        said = mock.stream(Reply(text=case.texts[request.turn], tool_calls=calls, chunk_size=4), request)
-        return [event + b"\n\n" for event in said.split(b"\n\n") if event]
+        said = Reply(text=case.texts[request.turn], tool_calls=calls, chunk_size=4)
+        return _events(mock.stream(said, request))
+
+
+def _events(stream: bytes) -> list[bytes]:
+    return [event + b"\n\n" for event in stream.split(b"\n\n") if event]
 
 
 class _Arguments(msgspec.Struct):

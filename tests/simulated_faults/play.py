@@ -7,6 +7,7 @@ import gc
 import logging
 import random
 import traceback
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,9 @@ from typing import Any, Literal
 import msgspec
 import structlog
 
+from tests.chaos.judging import talks as judge_of_talks
+from tests.chaos.record import Talk
+from tests.chaos.talks import Talks
 from tests.e2e import judge
 from tests.e2e.fleet import CHAINED, SEPARATE
 from tests.simulated_faults.faults import Faults
@@ -24,6 +28,7 @@ from tests.simulated_faults.fleet import (
     PARTITIONS,
     PAY,
     POLICY,
+    PROVIDER,
     REPLACED,
     Case,
     Endpoints,
@@ -108,7 +113,7 @@ class _Scene:
         self._lost_writes = False
         self.problems: list[str] = []
         self.met: Sequence[str] = ()
-        self.ends: Sequence[str] = ()
+        self.ends: list[str] = []
 
     async def play(self) -> None:
         """From the start of the workers to their end."""
@@ -121,6 +126,13 @@ class _Scene:
             await eventually(lambda: len(workers.alive) == len(kinds))
             faults = Faults(loop, workers, self._endpoints, only=self._plan.faults)
             self.met = faults.met
+            talking = Talks(
+                *(server.client, url, KEYS.prefix, chance),
+                sessions=chance.randint(0, 1),
+                provider=PROVIDER,
+                partitions=PARTITIONS,
+            )
+            await talking.__aenter__()
             people = [loop.create_task(self._decide(client, choice)) for choice in ("allow", "deny")]
             asking = [loop.create_task(self._ask(client, case)) for case in self._cases]
             await faults.run(FAULTS_S)
@@ -137,6 +149,8 @@ class _Scene:
                 person.cancel()
             self.ends = [log[-1]["type"] if log else "" for log in logs.values()]
             self._lost_writes = faults.lost_writes
+            for talk in await talking.finish(PARTITIONS, SETTLE_S):
+                await self._judge_talk(server, talk)
             await self._judge(server, logs)
             await workers.close()
 
@@ -164,7 +178,7 @@ class _Scene:
 
     async def _judge(self, server: Server, logs: dict[str, list[Event]]) -> None:
         """Each run ends with what it was to say, once; and the topics have what the logs have."""
-        published: dict[str, list[Event]] = {case.run: [] for case in self._cases}
+        published: defaultdict[str, list[Event]] = defaultdict(list)
         for partition in range(PARTITIONS):
             for topic in ("chunks", "blocks", "runs"):
                 for event in await _events(server, KEYS.topic(partition, topic)):
@@ -181,6 +195,14 @@ class _Scene:
             except AssertionError as e:
                 self.problems.append(f"{case}: {e}")
                 self.problems += [f"      {str(event)[:200]}" for event in log]
+
+    async def _judge_talk(self, server: Server, talk: Talk) -> None:
+        runs = dict.fromkeys(event["run"] for event in talk.log if event.get("run"))
+        logs = {run: await _events(server, KEYS.log(run)) for run in runs}
+        for log in logs.values():
+            self.ends.append(log[-1]["type"] if log else "")
+        found = judge_of_talks.problems_of(talk, logs, lossy=self._lost_writes)
+        self.problems += [f"{talk.session}: {problem}" for problem in found]
 
     def _judge_words(self, case: Case, log: list[Event]) -> None:
         ended = log[-1]["type"]

@@ -20,11 +20,16 @@ def judge(record: Record) -> Iterator[Violation]:
     """Check each session by itself and against the logs of its runs."""
     logs = {run: [entry.event for entry in log] for run, log in record.logs.items()}
     for talk in record.talks:
-        problems = [*_appends(talk, lossy=record.lossy), *_runs(talk, logs)]
-        if not problems and not record.lossy:
-            problems = [*_order(talk, logs), *_history(talk, logs)]
-        for problem in problems:
+        for problem in problems_of(talk, logs, lossy=record.lossy):
             yield Violation("talks", talk.session, problem)
+
+
+def problems_of(talk: Talk, logs: Logs, *, lossy: bool) -> list[str]:
+    """What is wrong with a session. ``logs``: those of its runs, and maybe more; ``lossy``: its server may have lost
+    writes.
+    """
+    problems = [*_appends(talk, lossy=lossy), *_runs(talk, logs)]
+    return problems if problems or lossy else [*_order(talk, logs), *_history(talk, logs)]
 
 
 def _appends(talk: Talk, *, lossy: bool) -> Iterator[str]:
