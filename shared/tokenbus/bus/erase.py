@@ -29,7 +29,8 @@ from tokenbus.bus.webhooks import deliveries_of
 
 PAGE = 500
 PASSING_S = 5.0
-"""How long an erasure waits until stages have read what they were passed."""
+"""How long an erasure waits until stages have read what they were passed, and until a record that a recorder may be
+writing is there to be dropped."""
 LATER_MS = 60_000
 """Events and decisions about a run that are written after its end are written within this time."""
 
@@ -89,9 +90,11 @@ async def erase_runs(server: Server, keys: Keys, runs: Collection[str]) -> Erase
     for run in set(runs) - set(erased.open):
         window = windows.setdefault(names[run], _Window(set()))
         _widen(window, run, *facts[run][:2])
-        erased.found["records"] += await drop_record(server, keys, run)
     for partition, window in windows.items():
         await _clean_inputs(server, keys, partition, window.runs)
+        await _recorded(server, keys.topic(partition, "records"), window.runs)
+        for run in window.runs:
+            erased.found["records"] += await drop_record(server, keys, run)
         for topic in TOPICS:
             async for stream, ids in _events(server, keys, partition, topic, window):
                 erased.found["events"] += await server.client.xdel(stream, *ids)
@@ -185,6 +188,18 @@ async def _clean_inputs(server: Server, keys: Keys, partition: int, runs: set[st
             if ids:
                 await server.client.xdel(stream, *ids)
             begin = f"({page[-1][0].decode()}"
+
+
+async def _recorded(server: Server, stream: str, runs: set[str]) -> None:
+    """Wait for a while until no recorder has any of these runs: it may have read one before it was deleted."""
+    until = asyncio.get_running_loop().time() + PASSING_S
+    while asyncio.get_running_loop().time() < until:
+        for _, fields in await server.client.xrange(stream):
+            if any(name.decode(errors="replace") in runs for name in fields):
+                break
+        else:
+            return
+        await asyncio.sleep(PASSING_S / 100)
 
 
 async def _open_among(server: Server, keys: Keys, runs: Collection[str]) -> set[str]:

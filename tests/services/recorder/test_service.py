@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from tests.waiting import eventually
 from tokenbus.blobs import BlobRef, blob_id_of
 from tokenbus.bus.dead_letters import newest_dead_letters
+from tokenbus.bus.erase import erase_runs
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.records import find_record, newest_records, put_record
 from tokenbus.bus.server.server import Server
@@ -38,9 +39,15 @@ class Store:
         self.leased: list[str] = []
         self.failures: list[BlobError] = []
         """Raised one after the other, before anything is stored."""
+        self.asked = asyncio.Event()
+        self.stores = asyncio.Event()
+        """Until then it stores nothing."""
+        self.stores.set()
 
     async def store(self, content: bytes | AsyncIterable[bytes], media_type: str) -> BlobRef:
         assert isinstance(content, bytes)
+        self.asked.set()
+        await self.stores.wait()
         if self.failures:
             raise self.failures.pop(0)
         self.kept[blob_id_of(content)] = content
@@ -138,6 +145,26 @@ async def done(server: Server, keys: Keys) -> None:
 
 async def _all_done(server: Server, keys: Keys) -> bool:
     return not await server.client.xlen(keys.topic(keys.partition_of(RUN), "records"))
+
+
+async def test_a_record_that_is_being_written_as_its_run_is_erased_does_not_stay(
+    server: Server, server_url: str, keys: Keys, store: Store
+) -> None:
+    store.stores.clear()
+    await ended_run(server, keys)
+    await record_one(server, keys)
+    async with recorder(server_url, keys):
+        await store.asked.wait()
+        erasing = asyncio.create_task(erase_runs(server, keys, [RUN]))
+        await eventually(lambda: _run_is_gone(server, keys))
+        store.stores.set()
+        assert (await erasing).found["records"] == 1
+        await done(server, keys)
+        assert [entry async for entry in newest_records(server, keys)] == []
+
+
+async def _run_is_gone(server: Server, keys: Keys) -> bool:
+    return not await server.client.exists(keys.run(RUN))
 
 
 async def test_a_record_has_all_in_its_order_and_a_second_delivery_changes_nothing(
