@@ -1,9 +1,9 @@
 """`tokenbus worker KIND` whose long-lived tasks a test can list, end and freeze, and whose items it can hold.
 
-On SIGUSR1 it reads its file: ``list`` writes the names of its tasks beside it; ``end NAME`` and ``freeze NAME`` do that
-to each task of this name at its next wake-up, in any await; ``block`` never gives the event loop back, nor do ``burn``
-and ``hold``, which keep the interpreter's lock, with and without using the CPU; ``let go`` and ``cancel`` are of the
-items. It changes its own copy of the product, as the broken builds of the chaos do.
+On SIGUSR1 it reads its file: ``list`` writes the names of its tasks that may not end beside it; ``end NAME`` and
+``freeze NAME`` do that to each task of this name at its next wake-up, in any await; ``block`` never gives the event
+loop back, nor do ``burn`` and ``hold``, which keep the interpreter's lock, with and without using the CPU; ``let go``
+and ``cancel`` are of the items. It changes its own copy of the product, as the broken builds of the chaos do.
 
 The work on an item with a name of `held_name` is held at its k-th await, until it is cancelled there; it never gets on.
 """
@@ -204,7 +204,8 @@ class Faults:
         what, _, name = self._file.read_text().partition(" ")
         match what:
             case "list":
-                names = {name for liveness in self.known for name in liveness.names}
+                tasks = [each for liveness in self.known for each in liveness.tasks]
+                names = {each.name for each in tasks if not each.may_end}
                 unfinished = self._file.with_suffix(".unfinished")
                 unfinished.write_text("\n".join(sorted(names)))
                 unfinished.rename(self._file.with_suffix(".names"))
@@ -286,7 +287,7 @@ class FaultyWorker:
         self._process.send_signal(SIGNAL)
 
     async def names(self) -> set[str]:
-        """Of its long-lived tasks."""
+        """Of its long-lived tasks that may not end."""
         listed = self._file.with_suffix(".names")
         listed.unlink(missing_ok=True)
         self.inject("list")
