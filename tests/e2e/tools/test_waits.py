@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,6 +22,7 @@ from tokenbus.testing import LocalBus
 from tokenbus_services.mock_provider import Reply, ToolCall
 
 SCHEMA = '{ type = "object", properties = { amount = { type = "integer" } }, required = ["amount"] }'
+SAMPLE = Path(__file__).parents[2] / "services" / "tools" / "mcp" / "sample_server.py"
 SETTINGS = f"""
 [gateway]
 tools = ["pay", "show"]
@@ -57,6 +59,10 @@ kind = "python"
 call = "tests.services.tools.sample_tools:ask_on_a_page"
 description = "Asks on a page."
 approval = "always"
+[mcp.here]
+kind = "stdio"
+command = "{sys.executable}"
+args = ["{SAMPLE}"]
 [tools.brief]
 kind = "python"
 call = "tests.services.tools.sample_tools:ask_briefly"
@@ -78,6 +84,7 @@ def bus() -> Generator[LocalBus]:
         running.model_says("shows", calls(("show", {})), "Done.")
         running.model_says("gone", calls(("gone", {})), "Done.")
         running.model_says("books", calls(("book", {"flight": "LH1"})), "Done.")
+        running.model_says("books there", calls(("here__book", {"flight": "LH1"})), "Done.")
         running.model_says("signs", calls(("sign", {})), "Done.")
         running.model_says("brief", calls(("brief", {})), "Done.")
         yield running
@@ -272,6 +279,19 @@ async def test_a_tool_asks_and_goes_on_with_the_answers(bus: LocalBus, client: C
         ("Which seat on LH1?", True),
         ("Book 12A?", True),
     ]
+
+
+async def test_a_tool_of_an_mcp_server_asks_and_goes_on_with_the_answers(bus: LocalBus, client: Client) -> None:
+    tool: dict[str, Any] = {"name": "here__book", "parameters": {"type": "object"}}  # the server may not have listed it
+    run = await client.publish(bus.request("books there", tools=[tool]))
+    seat = await asks(client, run, "Which seat on LH1?")
+    await client.answer(run, seat.wait, {"seat": "12A"}, by="ann")
+    page = await asks(client, run, "Sign.")
+    assert (page.url, page.schema) == ("https://sign.example/1", None)
+    await client.answer(run, page.wait, by="bob")
+    events = await events_of(run)
+    assert results(events) == ["LH1/12A, accept, None"]
+    assert resumed(events) == [(seat.wait, "accept", "ann", "bus"), (page.wait, "accept", "bob", "bus")]
 
 
 async def test_who_does_not_want_to_answer_says_so_and_nobody_is_a_cancel(bus: LocalBus, client: Client) -> None:

@@ -173,6 +173,8 @@ class McpStdio(_Approved, frozen=True, kw_only=True, tag="stdio", tag_field="kin
     """Timeout to start and list its tools."""
     timeout_s: Seconds | None = None
     """Timeout of each call."""
+    answer_timeout_s: WaitSeconds = 86_400.0
+    """How long a question of one of its tools waits for its answer."""
 
 
 class McpHttp(_ApprovedOutbound, frozen=True, kw_only=True, tag="http", tag_field="kind"):
@@ -184,6 +186,8 @@ class McpHttp(_ApprovedOutbound, frozen=True, kw_only=True, tag="http", tag_fiel
     """Timeout to connect and list its tools."""
     timeout_s: Seconds | None = None
     """Timeout of each call."""
+    answer_timeout_s: WaitSeconds = 86_400.0
+    """How long a question of one of its tools waits for its answer."""
 
 
 McpSettings = McpStdio | McpHttp

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 
+import mcp_types as types
+import msgspec
 import structlog
 from mcp.client import Transport
 
@@ -21,14 +23,19 @@ from tokenbus.tools import ToolContext
 from tokenbus_services.net.outbound import Headers, Learn, egress_of, endpoint_url
 from tokenbus_services.runtime.mcp_tool_cache import REFRESH_S, McpToolCache
 from tokenbus_services.settings import McpHttp, McpSettings, McpStdio, Settings
+from tokenbus_services.tools.mcp.rounds import Round
 from tokenbus_services.tools.mcp.server import CLOSE_S, Connect, McpServer, outcome_of
 from tokenbus_services.tools.mcp.transports import child, endpoint
+from tokenbus_services.tools.questions import Question
 from tokenbus_services.tools.results import Results
 from tokenbus_services.tools.tool import NAME, Declared, check_passed, passed_environment
 from tokenbus_services.tools.tool_call import ToolCall, ToolOutcome
 
 START_S = 10.0
 """How long a call of a server's tool waits for the server's first list, and the worker's readiness for all of them."""
+
+FIRST_AGAIN_S, LONGEST_AGAIN_S = 0.05, 2.0
+"""How soon a call is sent again to a server that is not ready and asks nobody; the tool's timeout bounds it."""
 
 _SERVER_NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
@@ -69,8 +76,9 @@ class McpServers:
         """Return the tool that models know by this name."""
         for server in self._servers.values():
             if server.tools and (listed := server.tools.get(name)):
+                settings = self._settings[server.name]
                 tool = McpTool(server, listed.remote_name)
-                return Declared(tool, listed.schema, self._settings[server.name].timeout_s)
+                return Declared(tool, listed.schema, settings.timeout_s, answer_timeout_s=settings.answer_timeout_s)
         return None
 
     @property
@@ -121,16 +129,35 @@ class McpTool:
 
     async def run(
         self, call: ToolCall, arguments: dict[str, object], context: ToolContext, results: Results
-    ) -> ToolOutcome:
-        """Call the tool and return the result. Raises ToolFailure."""
+    ) -> ToolOutcome | Question:
+        """Call the tool and return the result, or what the server asks before. Raises ToolFailure."""
 
         async def report(progress: float, total: float | None, message: str | None) -> None:
             context.report(progress, total, message)
 
-        result = await self._server.call(
-            *(call.name, self._remote_name, arguments, report), traceparent=call.traceparent
-        )
-        return await outcome_of(call.name, result, results)
+        responses: types.InputResponses | None = None
+        state: str | None = None
+        if call.state:
+            asked = msgspec.json.decode(call.state, type=Round)
+            if question := asked.next(call.answers):
+                return question
+            responses, state = asked.responses(call.name, call.answers), asked.state
+        pause_s = FIRST_AGAIN_S
+        while True:
+            result = await self._server.call(
+                *(call.name, self._remote_name, arguments, report),
+                traceparent=call.traceparent,
+                responses=responses,
+                state=state,
+            )
+            if isinstance(result, types.CallToolResult):
+                return await outcome_of(call.name, result, results)
+            asked = Round.of(call.name, result, len(call.answers))
+            if question := asked.next(call.answers):
+                return question
+            responses, state = None, asked.state  # it is not ready, and asks nobody
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_AGAIN_S)
 
 
 def _prefix(name: str, prefixes: Mapping[str, str]) -> str:

@@ -19,8 +19,8 @@ from typing import NamedTuple, cast
 import mcp_types as types
 import msgspec
 import structlog
-from mcp import Client, MCPError
-from mcp.client import Transport
+from mcp import Client, MCPError, UrlElicitationRequiredError
+from mcp.client import ClientRequestContext, Transport
 from mcp.client.session import IncomingMessage
 from mcp.client.subscriptions import ToolsListChanged
 from mcp.shared.dispatcher import ProgressFnT
@@ -225,8 +225,14 @@ class McpServer:
         progress: ProgressFnT,
         *,
         traceparent: str | None = None,
-    ) -> types.CallToolResult:
-        """Call a tool and return the result. Raises ToolFailure; if cancelled, notifies the server."""
+        responses: types.InputResponses | None = None,
+        state: str | None = None,
+    ) -> types.CallToolResult | types.InputRequiredResult | UrlElicitationRequiredError:
+        """Call a tool and return the result, or what the server asks before. Raises ToolFailure; if cancelled, notifies
+        the server.
+
+        ``responses``, ``state``: to the last round of what it asked.
+        """
         client = self._client
         if client is None:
             problem = f"the MCP server {self.name!r} is not running and will be started again: {self._problem}"
@@ -234,13 +240,21 @@ class McpServer:
         meta: types.RequestParamsMeta = {}
         if traceparent:
             meta["traceparent"] = traceparent
-        params = types.CallToolRequestParams(name=remote_name, arguments=arguments, _meta=meta or None)
+        params = types.CallToolRequestParams(
+            name=remote_name,
+            arguments=arguments,
+            input_responses=responses,
+            request_state=state,
+            _meta=meta or None,
+        )
         try:
             # Not `Client.call_tool`, whose result validator may backtrack indefinitely.
-            result = await client.session.send_request(
+            return await client.session.send_request(
                 types.CallToolRequest(params=params), _CALL_RESULT, progress_callback=progress
             )
         except MCPError as e:
+            if pages := _pages_of(e):
+                return pages
             if e.code == types.CONNECTION_CLOSED or e.message == "Session terminated":
                 self._check_connection()
             raise ToolFailure(tool, "mcp_error", f"MCP error {e.code}: {e.message}") from None
@@ -250,9 +264,6 @@ class McpServer:
         except Exception as e:
             self._check_connection()
             raise ToolFailure(tool, "unavailable", f"the MCP server was lost during the call: {_describe(e)}") from None
-        if isinstance(result, types.InputRequiredResult):
-            raise ToolFailure(tool, "bad_result", "the tool requires user input, which is not supported")
-        return result
 
     async def _connected(self) -> None:
         """Run one connection until it ends or hangs. Raises what ended it."""
@@ -303,7 +314,7 @@ class McpServer:
             async with process_clock.timeout(self._connect_timeout_s):
                 transport = self._connect(self._on_lost)
                 client = await stack.enter_async_context(
-                    Client(transport, cache=None, message_handler=self._on_message)
+                    Client(transport, cache=None, message_handler=self._on_message, elicitation_callback=_cannot_ask)
                 )
                 await self._list(client)
             self._client = client
@@ -381,6 +392,22 @@ class McpServer:
     def _check_connection(self) -> None:
         """Handle a call failure that may mean a lost connection: list the tools again to find out."""
         self._on_changed()
+
+
+def _pages_of(error: MCPError) -> UrlElicitationRequiredError | None:
+    """The pages that must be visited before the call, if that is the error."""
+    if error.code != types.URL_ELICITATION_REQUIRED:
+        return None
+    try:
+        found = UrlElicitationRequiredError.from_error(error.error)
+    except (ValueError, TypeError, AttributeError):  # includes pydantic's ValidationError
+        return None
+    return found if found.elicitations else None
+
+
+async def _cannot_ask(context: ClientRequestContext, params: types.ElicitRequestParams) -> types.ErrorData:
+    """Refuse a question that an older server asks in the middle of a call, which cannot be put away."""
+    return types.ErrorData(code=types.INVALID_REQUEST, message="Elicitation within a call is not supported")
 
 
 def _describe(error: Exception) -> str:

@@ -8,6 +8,8 @@ from typing import Any
 
 TOOLS = [{"name": "wait", "inputSchema": {"type": "object"}}]
 
+VISITED: list[object] = []
+
 
 def note(text: str) -> None:
     with Path(os.environ["NOTES"]).open("a") as file:
@@ -33,6 +35,12 @@ def answer(request: dict[str, Any]) -> None:
             TOOLS.append({"name": "late", "inputSchema": {"type": "object"}})
             send(method="notifications/tools/list_changed")
             return  # never answered
+        case "tools/call" if request["params"]["name"] == "visit" and not VISITED:
+            VISITED.append(request["params"])
+            pages = [{"mode": "url", "message": "", "url": "https://sign.example/1", "elicitationId": "one"}]
+            error = {"code": -32042, "message": "Sign first.", "data": {"elicitations": pages}}
+            send(id=request["id"], error=error)
+            return
         case "tools/call" if request["params"].get("arguments"):
             send(id=request["id"], error={"code": -32000, "message": "out of order"})
             return

@@ -11,8 +11,20 @@ import anyio
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context, Image
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.request_state import RequestStateSecurity
+from mcp_types import (
+    CallToolResult,
+    ElicitRequest,
+    ElicitRequestFormParams,
+    ElicitRequestURLParams,
+    ElicitResult,
+    InputRequest,
+    InputRequiredResult,
+    ListRootsRequest,
+    TextContent,
+)
 
-server = MCPServer("sample")
+server = MCPServer("sample", request_state_security=RequestStateSecurity(keys=["one secret of all its processes."]))
 NOTES = os.environ.get("NOTES", os.devnull)
 
 
@@ -79,6 +91,44 @@ async def grow(ctx: Context) -> str:
     server.add_tool(late)
     await ctx.notify_tools_changed()
     return "grown"
+
+
+SEAT = {"type": "object", "properties": {"seat": {"type": "string"}}, "required": ["seat"]}
+
+
+@server.tool()
+async def book(flight: str, ctx: Context) -> CallToolResult | InputRequiredResult:
+    """Asks for a seat and for a signature, and then whether it should be booked."""
+    given = ctx.input_responses
+    note(f"book {ctx.request_state} {sorted(given) if given else None}")
+    if not given:
+        form = ElicitRequestFormParams(message=f"Which seat on {flight}?", requested_schema=SEAT)
+        page = ElicitRequestURLParams(message="Sign.", url="https://sign.example/1")
+        requests: dict[str, InputRequest] = {"seat": ElicitRequest(params=form), "page": ElicitRequest(params=page)}
+        return InputRequiredResult(input_requests=requests, request_state="first")
+    if "seat" in given:
+        seat, page = given["seat"], given["page"]
+        assert isinstance(seat, ElicitResult)
+        assert isinstance(page, ElicitResult)
+        if seat.action != "accept" or not seat.content:
+            return CallToolResult(content=[TextContent(text=f"not booked: {seat.action}, {page.action}")])
+        text = f"{flight}/{seat.content['seat']}, {page.action}, {page.content}"
+        return CallToolResult(content=[TextContent(text=text)])
+    raise ToolError("it was asked nothing of the kind")
+
+
+@server.tool()
+async def polled(ctx: Context) -> CallToolResult | InputRequiredResult:
+    """Is ready the third time."""
+    times = int(ctx.request_state or "0")
+    if times < 2:
+        return InputRequiredResult(request_state=str(times + 1))
+    return CallToolResult(content=[TextContent(text="ready")])
+
+
+@server.tool()
+async def asks_for_roots() -> CallToolResult | InputRequiredResult:
+    return InputRequiredResult(input_requests={"roots": ListRootsRequest()})
 
 
 if __name__ == "__main__":
