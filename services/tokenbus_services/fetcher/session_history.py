@@ -6,7 +6,7 @@ what it summarises. So it is one run, however many fetchers ask for it. Its answ
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from hashlib import sha256
 
 import msgspec
@@ -20,19 +20,10 @@ from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus.client.sessions.history import History, Steers, Summary, history_before, messages_in_log
 from tokenbus.core.request.bounds import tenant_of
-from tokenbus.events.requests import (
-    ContentPart,
-    DocumentPart,
-    Generate,
-    HistoryBound,
-    ImagePart,
-    Message,
-    TextPart,
-    ToolCallPart,
-    ToolResultPart,
-)
+from tokenbus.events.requests import Generate, HistoryBound, Message
 from tokenbus.events.sessions import SessionRun
 from tokenbus_services.pricing import estimated_input
+from tokenbus_services.session_summary import summary_request, words
 
 SUMMARY_S = 60.0
 """How long a run waits for the summary of its history; without one the oldest messages are left out."""
@@ -41,11 +32,6 @@ ROOM = 0.5
 """The part of the bound that is left to the newest runs when the others are summarised."""
 MOST_REQUESTS = 100_000
 """No summary is asked for while more requests wait."""
-PROMPT = """Below is the beginning of a conversation. It will be replaced by your summary, and the conversation goes on.
-Write down what is needed for that: facts, names, numbers, decisions, what was promised, what is open. Write only the
-summary, in the language of the conversation.
-
-"""
 _NOTE = "gateway"
 """Where the gateway notes in a run's metadata whose key pays. Its note of a run that answers a client has more fields,
 so no client's protocol shows a summary as an answer.
@@ -124,7 +110,7 @@ class SessionHistory:
         messages = await retry_until_available(
             self._server, lambda: messages_in_log(self._server, self._keys.log(run)), what="text of a summary"
         )
-        text = "".join(_words(messages)).strip()
+        text = "".join(words(messages)).strip()
         if not text:
             return
         piece = Summary(wanted.runs, wanted.edits, [Message(role="user", content=SUMMARISED + text)])
@@ -158,19 +144,16 @@ class SessionHistory:
             metadata["tenant"] = tenant
         if key := _payer(request.metadata):
             metadata[_NOTE] = {"key": key}
-        summarises = Generate(
+        summarises = msgspec.structs.replace(
+            summary_request(bound, request, messages),
             id=f"summary-{sha256(what.encode()).hexdigest()[:32]}",
-            provider=bound.provider or request.provider,
-            model=bound.model or request.model,
-            messages=[Message(role="user", content=PROMPT + "\n".join(_lines(messages)))],
             metadata=metadata,
-            visible=False,
         )
         return Summarised(of, runs, old.edits, summarises)
 
 
 def _payer(metadata: dict[str, object] | None) -> str | None:
-    """The id of the gateway's key that pays for a run, and so for its summary, which has no reservation."""
+    """The id of the gateway's key that pays for a run, and so for its summary; the run's reservation holds both."""
     try:
         return msgspec.convert((metadata or {}).get(_NOTE) or {}, _Payer).key
     except msgspec.ValidationError:  # a publisher's own text
@@ -179,27 +162,3 @@ def _payer(metadata: dict[str, object] | None) -> str | None:
 
 class _Payer(msgspec.Struct, frozen=True):
     key: str | None = None
-
-
-def _lines(messages: Sequence[Message]) -> Iterator[str]:
-    """The conversation as text."""
-    for message in messages:
-        who = message.participant or message.role
-        yield f"{who}: {' '.join(_words([message]))}"
-
-
-def _words(messages: Sequence[Message]) -> Iterator[str]:
-    for message in messages:
-        for part in [TextPart(text=message.content)] if isinstance(message.content, str) else message.content:
-            match part:
-                case TextPart():
-                    yield part.text
-                case ToolCallPart():
-                    yield f"[calls {part.tool_name}: {part.arguments}]"
-                case ToolResultPart():
-                    content = part.content if isinstance(part.content, str) else list[ContentPart](part.content)
-                    yield f"[result: {' '.join(_words([Message(role='user', content=content)]))}]"
-                case ImagePart() | DocumentPart():
-                    yield "[a picture or document]"
-                case _:
-                    pass

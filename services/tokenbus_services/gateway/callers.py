@@ -120,8 +120,12 @@ class AccessControl(ABC):
         """The caller with the key of this id, who was let in before. Raises Refusal (401, 403)."""
 
     @abstractmethod
-    async def admit(self, caller: Caller, surface: str, generate: Generate) -> Admitted:
-        """Check limits and budgets; ``generate`` has its id. Raises Refusal (402, 403, 429)."""
+    async def admit(
+        self, caller: Caller, surface: str, generate: Generate, *, summary: Generate | None = None
+    ) -> Admitted:
+        """Check limits and budgets; ``generate`` has its id. ``summary``: a run of the same key that this one may begin
+        and wait for. The reservation holds its cost too, unless it has no messages yet. Raises Refusal (402, 403, 429).
+        """
 
     @abstractmethod
     async def admit_call(self, caller: Caller, call: ForwardedCall) -> Mapping[str, str]:
@@ -153,7 +157,9 @@ class OpenAccess(AccessControl):
     async def known(self, key: str | None) -> Caller:
         return self._caller
 
-    async def admit(self, caller: Caller, surface: str, generate: Generate) -> Admitted:
+    async def admit(
+        self, caller: Caller, surface: str, generate: Generate, *, summary: Generate | None = None
+    ) -> Admitted:
         return Admitted(generate=generate)
 
     async def admit_call(self, caller: Caller, call: ForwardedCall) -> Mapping[str, str]:

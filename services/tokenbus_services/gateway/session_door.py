@@ -1,8 +1,9 @@
 """Sessions behind the answers: the one door through which clients write to them.
 
 A message may begin a run, at once or later, so each passes `AccessControl.admit` when it is appended, as a request of
-the session's configuration with this message. What a budget reserves for it is under a name made of the append's id,
-because the run has none yet; the run's note says it, and the counter of spend counts the run there.
+the session's configuration with this message, and with the summary that its run may ask for. What a budget reserves for
+it is under a name made of the append's id, because the run has none yet; the run's note says it, and the counter of
+spend counts the run there.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from tokenbus.errors import RequestInvalid, SessionNotFound
 from tokenbus.events.requests import (
     Configure,
     Delete,
-    Fallback,
     Generate,
     HistoryBound,
     Message,
@@ -38,8 +38,10 @@ from tokenbus.events.sessions import Fate, session_ref
 from tokenbus_services.gateway.callers import AccessControl, Admitted, Caller
 from tokenbus_services.gateway.keys.allowed import not_allowed
 from tokenbus_services.gateway.problem import Problem, Refusal
-from tokenbus_services.gateway.surfaces.contract import NOTE, GatewayNote
+from tokenbus_services.gateway.surfaces.contract import NOTE, GatewayNote, TranslationRules
 from tokenbus_services.gateway.surfaces.native import check_open, generate_from
+from tokenbus_services.pricing import estimated_input
+from tokenbus_services.session_summary import summary_request
 
 _SAMPLE = Message(role="user", content="…")
 """Stands for a message when a configuration is checked."""
@@ -126,8 +128,9 @@ class SessionDoor:
         """Put what is new of a conversation into its session, which is made if there is none.
 
         ``generate`` is the whole request. What follows the model's last message is new. The rest is the history of a
-        session that is made, and takes the place of the history that there is if it ``rewrites``. The key's place for
-        the request is held until `left`. Raises as `append`.
+        session that is made, and takes the place of the history that there is if it ``rewrites``. Of a session that
+        there is, the run has the history and what its configuration adds to ``generate``, so that is admitted. The
+        key's place for the request is held until `left`. Raises as `append`.
         """
         session = self._session(caller, name, None)
         if (fate := await session.fate(append)) is not None:
@@ -135,18 +138,37 @@ class SessionDoor:
         before, said = _parted(generate.messages)
         hold = _hold(session, append)
         note = msgspec.structs.replace(note, key=caller.key, hold=hold)
-        admission = await self._access.admit(caller, note.surface, msgspec.structs.replace(generate, id=hold))
-        request: dict[str, object] = msgspec.to_builtins(admission.generate)
+        request: dict[str, object] = msgspec.to_builtins(generate)
         for field in _OWN_FIELDS:
             request.pop(field, None)
+        config = await _configuration(session)
+        if config is None:
+            whole, history, bound = msgspec.structs.replace(generate, messages=said), before, None
+        else:
+            whole, bound = _with_configured(request, config, said, caller.rules), config.history
+            history = before if rewrites else await self._history(caller, session)
+        admission = await self._admitted(caller, note.surface, session, append, whole, history=history, bound=bound)
+        for field in _FORCED:
+            forced = getattr(admission.generate, field)
+            if forced != getattr(whole, field) or (config and field in config.request):
+                request[field] = forced
         named = {**_own(generate.metadata), NOTE: msgspec.to_builtins(note)}
         try:
-            await self._with_history(session, request, before, append, rewrites=rewrites)
+            if config is None:
+                await session.append(Configure(request=request, messages=before), append=f"{append}.begin")
+            elif rewrites:
+                await self._rewrite(session, before, append)
             item = SessionMessage(messages=said, request=request, when_busy=when_busy)
             receipt = await session.append(item, append=append, metadata=named)
-        except BaseException:
+        except BaseException as e:
             await self._access.withdraw(caller, hold)
             await self._access.leave(caller, hold)
+            fate = await session.fate(f"{append}.begin") if isinstance(e, RequestInvalid) and config is None else None
+            if fate and fate.state == "returned" and await _configuration(session):
+                # Another one has made it meanwhile, and this was admitted without what it adds.
+                return await self.say(
+                    caller, name, generate, note, append=append, when_busy=when_busy, rewrites=rewrites
+                )
             raise
         if receipt.fate.state == "returned":
             await self._access.withdraw(caller, hold)
@@ -156,20 +178,8 @@ class SessionDoor:
         """The answer to what was said has ended, in any way."""
         await self._access.leave(caller, said.note.hold or "")
 
-    async def _with_history(
-        self, session: Session, request: dict[str, object], before: list[Message], append: str, *, rewrites: bool
-    ) -> None:
-        """Give the session the history that a request brings, if it is new or is to have it."""
-        try:
-            await session.configuration()
-        except SessionNotFound:
-            try:
-                await session.append(Configure(request=request, messages=before), append=f"{append}.begin")
-            except RequestInvalid:
-                await session.configuration()  # another one has made it meanwhile
-            return
-        if not rewrites:
-            return
+    async def _rewrite(self, session: Session, before: list[Message], append: str) -> None:
+        """Put these messages in the place of the history, once the open run has ended, which is interrupted."""
         clock, tries = asyncio.get_running_loop().time, 0
         until = clock() + FREE_S
         while (await session.append(Rewrite(messages=before), append=f"{append}.rewrite.{tries}")).fate.reason:
@@ -213,7 +223,7 @@ class SessionDoor:
             del request["metadata"]
         messages = [*item.messages, _SAMPLE]
         generate = generate_from({**request, "messages": msgspec.to_builtins(messages)}, caller.rules)
-        admission = await self._admitted(caller, surface, session, append, generate, history=item.history)
+        admission = await self._admitted(caller, surface, session, append, generate, history=[], bound=item.history)
         await self._access.withdraw(caller, _hold(session, append))
         await self._access.leave(caller, _hold(session, append))
         request |= {"provider": generate.provider, "model": generate.model}
@@ -236,16 +246,14 @@ class SessionDoor:
     ) -> tuple[Receipt, Mapping[str, str]]:
         config = await session.configuration()
         said = item.messages or [Message(role=item.role, content=item.content, participant=item.participant)]
-        # What the budget holds must be enough for the history too, which the request of the run does not have.
-        history = await session.messages() if caller.has_budget else []
-        fields = {**config.request, **item.request}
-        given = {**fields, "type": "generate", "messages": msgspec.to_builtins([*history, *said])}
-        generate = request_from(given)
-        assert isinstance(generate, Generate)
-        check_open(msgspec.structs.replace(generate, messages=said), caller.rules)
+        generate = _request({**config.request, **item.request}, said)
+        check_open(generate, caller.rules)
         if not item.run:  # nothing begins
             return await session.append(item, append=append, metadata=_own(metadata)), {}
-        admission = await self._admitted(caller, surface, session, append, generate, history=config.history)
+        history = await self._history(caller, session)
+        admission = await self._admitted(
+            caller, surface, session, append, generate, history=history, bound=config.history
+        )
         hold = _hold(session, append)
         asked = msgspec.structs.replace(generate, id=hold)
         note = GatewayNote(
@@ -279,12 +287,16 @@ class SessionDoor:
         append: str,
         generate: Generate,
         *,
-        history: HistoryBound | None,
+        history: list[Message],
+        bound: HistoryBound | None,
     ) -> Admitted:
-        """Admit the message. Its key pays for a summary too, so it must be allowed, and have a price, as a fallback."""
-        choices = [*(generate.fallback or ()), *_summariser(history)]
-        asked = msgspec.structs.replace(generate, id=_hold(session, append), fallback=choices or generate.fallback)
-        return await self._access.admit(caller, surface, asked)
+        """Admit the request of a run, which has the history too, and the summary that the run may ask for."""
+        asked = msgspec.structs.replace(generate, id=_hold(session, append), messages=[*history, *generate.messages])
+        return await self._access.admit(caller, surface, asked, summary=_summary(bound, generate, history))
+
+    async def _history(self, caller: Caller, session: Session) -> list[Message]:
+        """What a budget must hold besides the message. Nothing else needs it."""
+        return await session.messages() if caller.has_budget else []
 
     # --- sessions that there are ----------------------------------------------------------------------------------
 
@@ -329,11 +341,44 @@ def _hold(session: Session, append: str) -> str:
     return f"append {session_ref(session.tenant, session.name)} {append}"
 
 
-def _summariser(bound: HistoryBound | None) -> tuple[Fallback, ...]:
-    """Who summarises the history, if another than the model that answers."""
-    if bound is None or bound.provider is None or bound.model is None:  # both are named, or neither
-        return ()
-    return (Fallback(provider=bound.provider, model=bound.model),)
+async def _configuration(session: Session) -> Configure | None:
+    try:
+        return await session.configuration()
+    except SessionNotFound:
+        return None
+
+
+def _summary(bound: HistoryBound | None, request: Generate, history: list[Message]) -> Generate | None:
+    """The request that summarises the history, if a run of the session may make one; see `AccessControl.admit`."""
+    if bound is None or bound.how != "summary":
+        return None
+    summary = summary_request(bound, request, history)
+    if estimated_input(Generate(provider=request.provider, model=request.model, messages=history)) <= bound.tokens:
+        summary = msgspec.structs.replace(summary, messages=[])
+    # Unless the bound names who summarises, it is the model that answers.
+    return summary if bound.model else msgspec.structs.replace(summary, fallback=request.fallback)
+
+
+def _with_configured(
+    request: Mapping[str, object], config: Configure, said: list[Message], rules: TranslationRules
+) -> Generate:
+    """The request of the run that a message with these fields begins. Raises Refusal for what is configured and the key
+    may not use.
+    """
+    # Which webhooks are told is decided by the key alone.
+    added = {name: value for name, value in config.request.items() if name not in request and name != "webhooks"}
+    whole = _request({**added, **request}, said)
+    # The surface has checked what the client asks for by its own rules.
+    asked = {name: None for name in ("extra", "fallback", "system") if name not in added}
+    tools = whole.tools if "tools" in added else []
+    check_open(msgspec.structs.replace(whole, messages=[], tools=tools, **asked), rules)
+    return whole
+
+
+def _request(fields: Mapping[str, object], messages: list[Message]) -> Generate:
+    generate = request_from({**fields, "type": "generate", "messages": msgspec.to_builtins(messages)})
+    assert isinstance(generate, Generate)
+    return generate
 
 
 def _parted(messages: list[Message]) -> tuple[list[Message], list[Message]]:

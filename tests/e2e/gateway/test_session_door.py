@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 import redis
 
@@ -15,12 +16,13 @@ from tests.e2e.gateway.served import auth
 from tests.waiting import eventually_sync
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
+from tokenbus.events.requests import Configure
 from tokenbus.testing import LocalBus
 from tokenbus_services.gateway.budgets.spend import Spent, read_spend
 from tokenbus_services.gateway.keys.key import NewKey, new_key
 from tokenbus_services.mock_provider import Reply, Stall, Turn
 
-ADA, EVE, BOSS, POOR, NARROW, SHORT, PAYS = (new_key() for _ in range(7))
+ADA, EVE, BOSS, POOR, NARROW, SHORT, PAYS, TALKS = (new_key() for _ in range(8))
 KEYS = {
     "ada": (ADA, 'tenant = "ada"'),
     "eve": (EVE, 'tenant = "eve"'),
@@ -28,11 +30,20 @@ KEYS = {
     "poor": (POOR, 'tenant = "ada"\nmax_budget = 0.5'),
     "narrow": (NARROW, 'tenant = "ada"\nmodels = ["anthropic/another"]'),
     "pays": (PAYS, 'tenant = "ada"\nmax_budget = 9'),
+    "talks": (TALKS, 'tenant = "ada"\nmodels = ["anthropic/talk"]\ntools = []'),
     "short": (SHORT, 'tenant = "ada"\nmax_tokens = 7'),
 }
-SETTINGS = '[gateway]\n[gateway.prices."anthropic/"]\ninput = 1\noutput = 1000\n' + "".join(
-    f'[gateway.keys.{name}]\nsha256 = "{key.sha256}"\n{more}\n' for name, (key, more) in KEYS.items()
-)
+SETTINGS = """
+[gateway]
+[gateway.prices."anthropic/"]
+input = 1
+output = 1000
+[gateway.prices."anthropic/short"]
+input = 1
+output = 1000
+max_output = 500
+""" + "".join(f'[gateway.keys.{name}]\nsha256 = "{key.sha256}"\n{more}\n' for name, (key, more) in KEYS.items())
+UI = {"id": "m", "role": "user", "parts": [{"type": "text", "text": "on"}]}
 TALK = {"model": "anthropic/talk", "max_tokens": 100}
 
 
@@ -249,10 +260,16 @@ def test_the_key_of_a_run_pays_for_the_summary_of_its_history_and_may_use_its_mo
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "model_not_allowed"), answer.text
     answer = append(http, "long", PAYS, {"type": "configure", "request": TALK, "history": bound})
     assert answer.status_code == 200, answer.text
-    bus.model_says("talk", "one", "two")
-    for n, text in enumerate(("count " * 400, "on")):
-        say(http, "long", text, PAYS)
-        until(events(http, "long"), "run_ended", n + 1)
+    assert held(http, bus, "pays") == 0
+    bus.model_says("talk", "one")
+    say(http, "long", "count " * 400, PAYS)
+    until(events(http, "long"), "run_ended")
+    bus.model_says("talk", Turn(says=Reply(text="two three"), fault=Stall(after_text="two")))
+    say(http, "long", "on", PAYS)
+    until(events(http, "long"), "chunk", 2)
+    assert held(http, bus, "pays") > 0.6, "for 100 tokens of the answer, and 500 of the summary"
+    append(http, "long", ADA, {"type": "interrupt"})
+    until(events(http, "long"), "run_ended", 2)
     assert [request["model"] for request in bus.requests].count("short") == 1
 
     async def spent() -> Spent:
@@ -261,6 +278,71 @@ def test_the_key_of_a_run_pays_for_the_summary_of_its_history_and_may_use_its_mo
 
     eventually_sync(lambda: asyncio.run(spent()).runs == 3)
     assert held(http, bus, "pays") == 0
+
+
+def chat(http: httpx.Client, chat: str, key: NewKey, text: str) -> httpx.Response:
+    """Say it as `useChat` does, in a chat that is the session of this name."""
+    said = {**UI, "id": f"m-{text}", "parts": [{"type": "text", "text": text}]}
+    body = {"id": chat, "messages": [said], "trigger": "submit-message", "model": "anthropic/talk"}
+    return http.post("/api/chat", json=body, headers=auth(key))
+
+
+SUMMARY = {"tokens": 9, "how": "summary"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "history", "refused"),
+    [
+        ({"fallback": [{"provider": "anthropic", "model": "another"}]}, None, (403, "anthropic/another")),
+        (
+            {"tools": [{"name": "x", "parameters": {"type": "object"}, "extra": {"anthropic": {"y": 1}}}]},
+            None,
+            (400, "allow_extra"),
+        ),
+        ({"extra": {"service_tier": "x"}}, None, (400, "allow_extra")),
+        ({}, SUMMARY, None),
+        ({}, {**SUMMARY, "provider": "anthropic", "model": "short"}, (403, "anthropic/short")),
+    ],
+)
+def test_what_a_configuration_adds_to_a_chats_request_is_admitted_with_it(
+    bus: LocalBus, http: httpx.Client, fields: dict[str, Any], history: Any, refused: tuple[int, str] | None
+) -> None:
+    bus.model_says("talk", "one")
+    with bus.sync_client() as direct:
+        item = {"type": "configure", "request": {"provider": "anthropic", "model": "talk", **fields}}
+        item |= {"history": history} if history else {}
+        direct.session("added", tenant="ada").append(msgspec.convert(item, Configure))
+    answer = chat(http, "added", TALKS, "hello")
+    if refused:
+        assert (answer.status_code, refused[1] in answer.text) == (refused[0], True), answer.text
+    else:
+        assert answer.status_code == 200, answer.text
+    said = http.get("/sessions/added/messages", headers=auth(ADA)).json()["messages"]
+    assert bool(said) == (refused is None)
+    http.delete("/sessions/added", headers=auth(ADA))
+
+
+def test_a_budget_holds_the_history_and_what_is_configured_of_a_chat(bus: LocalBus, http: httpx.Client) -> None:
+    bus.model_says("talk", "one", Turn(says=Reply(text="two three"), fault=Stall(after_text="two")))
+    configured(http, "held")
+    say(http, "held", "count " * 40_000)
+    until(events(http, "held"), "run_ended")
+    body = {"id": "held", "messages": [UI], "trigger": "submit-message", "model": "anthropic/talk"}
+    with http.stream("POST", "/api/chat", json=body, headers=auth(POOR)):
+        most = 0.1 + 0.24
+        assert most < held(http, bus, "poor") < most + 0.1, "100 tokens of output, and each byte of the history"
+    http.delete("/sessions/held", headers=auth(ADA))
+    eventually_sync(lambda: held(http, bus, "poor") == 0)
+
+
+def test_a_chat_that_another_key_has_made_has_the_fields_that_the_writers_key_forces(
+    bus: LocalBus, http: httpx.Client
+) -> None:
+    bus.model_says("talk", "one", "two")
+    assert chat(http, "forced", ADA, "hello").status_code == 200
+    assert chat(http, "forced", SHORT, "and?").status_code == 200
+    assert [request["max_tokens"] for request in bus.requests[-1:]] == [7]
+    http.delete("/sessions/forced", headers=auth(ADA))
 
 
 def test_an_id_that_no_append_can_have_has_no_fate(bus: LocalBus, http: httpx.Client) -> None:

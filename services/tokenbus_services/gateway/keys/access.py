@@ -121,20 +121,27 @@ class KeyAccess(AccessControl):
         _check_blocked(entry.rules)
         return self._caller(entry)
 
-    async def admit(self, caller: Caller, surface: str, generate: Generate) -> Admitted:
+    async def admit(
+        self, caller: Caller, surface: str, generate: Generate, *, summary: Generate | None = None
+    ) -> Admitted:
         assert generate.id is not None
         rules = await self._rules_now(caller)
-        check_allowed(generate, rules, self._aliases)
+        runs = [generate] if summary is None else [generate, summary]
+        for run in runs:
+            check_allowed(run, rules, self._aliases)
         ours = {tool.name: self._is_ours(tool.name) for tool in generate.tools}
         check_tools(generate, rules_for(rules, self._rules).tools, ours)
         if rules.max_budget is not None:
-            self._check_priced(models_of(generate))
+            for run in runs:
+                self._check_priced(models_of(run))
         provider = self._settings.providers.get(generate.provider)
         api = registry.get(provider.api) if provider else ProviderBase
         forced = with_forced(generate, rules, takes_max_tokens=getattr(api, "takes_max_tokens", True))
         estimate = 0
         if rules.max_budget is not None:
             estimate = most_cost_nano(forced, self._prices, bus_runs_tools=any(ours.values()))
+            if summary is not None and summary.messages:
+                estimate += most_cost_nano(summary, self._prices, bus_runs_tools=False)
         return Admitted(generate=forced, headers=await self._enter(caller, generate.id, rules, estimate))
 
     async def admit_call(self, caller: Caller, call: ForwardedCall) -> Mapping[str, str]:
