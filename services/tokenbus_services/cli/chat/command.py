@@ -96,9 +96,11 @@ class _Plain:
                 self.end_line()
             self._block = piece.block
             write((safe(piece.text) if sys.stdout.isatty() else piece.text).encode(errors="replace"))
-        elif piece.kind in ("note", "error"):
+        elif piece.kind in ("ask", "note", "error"):
             self.end_line()
             print(safe(piece.text), file=sys.stderr, flush=True)
+            if piece.kind == "ask":
+                print(f"`tokenbus waiting {piece.run}` lists it", file=sys.stderr, flush=True)
 
     def end_line(self) -> None:
         """End the answer's last line."""

@@ -7,16 +7,20 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import aclosing, asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from tokenbus import Client
 from tokenbus.client.publishing import new_run_id
 from tokenbus.client.sessions.reader import SessionCursor
-from tokenbus.client.sessions.session import Receipt, Session
+from tokenbus.client.sessions.session import Session
 from tokenbus.errors import RequestInvalid, ServerUnavailable, SessionNotFound, TokenbusError
-from tokenbus.events.requests import WhenBusy
+from tokenbus.events.public import Waiting
+from tokenbus.events.requests import WaitDecision, WhenBusy
+from tokenbus_services.cli.chat import asking
 from tokenbus_services.cli.chat.transcript import Piece, Transcript, began_with
 from tokenbus_services.cli.render.event_text import time_span
+
+T = TypeVar("T")
 
 HELP = {
     "/model [PROVIDER[/MODEL]]": "who answers from the next message on",
@@ -24,11 +28,16 @@ HELP = {
     "/open NAME": "go on in another session",
     "/sessions [WORDS]": "sessions, the newest first; those with all these words",
     "/now TEXT": "say it at once: the answer goes on with it",
+    "/answer VALUE": "the result of a tool, or the answer to a question, that is waited for",
+    "/decline [REASON]": "give none",
     "/withdraw": "take back your last message that waits",
     "/quit": "leave; the session stays",
 }
 LEAVING = ("/quit", "/exit")
-COMMANDS = ("/help", *(command.split("[")[0].removesuffix("NAME").removesuffix("TEXT") for command in HELP))
+COMMANDS = (
+    "/help",
+    *(command.split("[")[0].removesuffix("NAME").removesuffix("TEXT").removesuffix("VALUE") for command in HELP),
+)
 """As they are completed: those with an argument end in a space."""
 LISTED = 20
 """Sessions that are shown at once."""
@@ -69,6 +78,8 @@ class Conversation:
         """Messages that no intake has accepted yet, by id."""
         self.interrupting: str | None = None
         """The run that is being interrupted."""
+        self.deciding: set[tuple[str, str]] = set()
+        """Run and wait of what this person has decided, and the session does not say yet."""
         self.changed = asyncio.Event()
         """Set with everything that happens."""
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -79,6 +90,11 @@ class Conversation:
         """Whether there is an answer that can be interrupted, and is not being interrupted already."""
         run = self.transcript.open_run
         return run is not None and run != self.interrupting
+
+    @property
+    def ask(self) -> Waiting | None:
+        """What is asked: of what nobody decided, that which waits longest."""
+        return next((ask for key, ask in self.transcript.asks.items() if key not in self.deciding), None)
 
     @property
     def own(self) -> list[str]:
@@ -117,6 +133,7 @@ class Conversation:
                 raise
         await self._leave()
         self.session, self.transcript, self.interrupting = session, transcript, None
+        self.deciding.clear()
         if transcript.config is None:
             request = {**(default or {}), **given}
             if missing := [option for option in ("provider", "model") if option not in request]:
@@ -157,11 +174,18 @@ class Conversation:
 
     # --- what is typed ----------------------------------------------------------------------------------------
 
-    async def submit(self, line: str, *, when_busy: WhenBusy | None = None, append: str | None = None) -> bool:
-        """Do what a line says; return whether it became a message, with this id. Errors are shown."""
+    async def submit(
+        self, line: str, *, about: Waiting | None = None, when_busy: WhenBusy | None = None, append: str | None = None
+    ) -> bool:
+        """Do what a line says; return whether it became a message, with this id. Errors are shown.
+
+        ``about``: what was asked when the line was typed, so that it decides nothing else.
+        """
         line = line.strip()
         try:
-            if line.startswith("/") and not line.startswith("//"):
+            if decision := asking.decided(about, line, self._me):
+                await self._decide(decision)
+            elif line.startswith("/") and not line.startswith("//"):
                 await self._command(*line.split(maxsplit=1))
             elif line:
                 line = line.removeprefix("/") if line.startswith("//") else line
@@ -171,6 +195,16 @@ class Conversation:
             self._show(Piece("error", str(e)))
             self.changed.set()
         return False
+
+    async def _decide(self, decision: WaitDecision) -> None:
+        key = decision.run, decision.wait
+        self.deciding.add(key)
+        self.changed.set()
+        try:
+            await self._accepted(lambda: self._bus.decide(decision))
+        except TokenbusError:  # such as arguments that do not fit: it still waits
+            self.deciding.discard(key)
+            raise
 
     async def _say(self, text: str, when_busy: WhenBusy | None, append: str, *, now: bool = False) -> None:
         self.sending[append] = text
@@ -219,12 +253,12 @@ class Conversation:
         if self.failed.done():
             self.failed.result()
 
-    async def _accepted(self, append: Callable[[], Awaitable[Receipt]]) -> Receipt:
-        """Append until it is accepted; it has an id of its own, so repeating it is safe."""
+    async def _accepted(self, send: Callable[[], Awaitable[T]]) -> T:
+        """Send until it is accepted; it has an id of its own, so repeating it is safe."""
         again_s = FIRST_AGAIN_S
         while True:
             try:
-                return await append()
+                return await send()
             except TokenbusError as e:
                 if not e.retryable:
                     raise

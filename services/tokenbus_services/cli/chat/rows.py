@@ -13,6 +13,7 @@ STYLES: dict[Kind, str] = {
     "answer": "",
     "thinking": "class:dim italic",
     "tool": "class:dim",
+    "ask": "ansiyellow",
     "note": "class:dim",
     "error": "ansired",
 }

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import Application, run_in_terminal
+from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.formatted_text import FormattedText, StyleAndTextTuples
@@ -20,6 +21,8 @@ from prompt_toolkit.output import create_output
 from prompt_toolkit.shortcuts import CompleteStyle, print_formatted_text
 from prompt_toolkit.styles import Style
 
+from tokenbus.events.public import Waiting
+from tokenbus_services.cli.chat import asking
 from tokenbus_services.cli.chat.conversation import COMMANDS, LEAVING, Conversation
 from tokenbus_services.cli.chat.rows import Row, Rows
 from tokenbus_services.cli.chat.transcript import Piece
@@ -35,7 +38,12 @@ class Terminal:
 
     def __init__(self) -> None:
         self._rows = Rows()
-        self._lines: asyncio.Queue[str] = asyncio.Queue()
+        self._lines: asyncio.Queue[tuple[str, Waiting | None]] = asyncio.Queue()
+        self._asked: Waiting | None = None
+        """What the input line asks, as it is on the screen."""
+        self._begun = False
+        self._about: Waiting | None = None
+        """What it asked when the typed line began, if one did."""
         self._output = create_output()
         self._app: Application[str]
 
@@ -50,7 +58,7 @@ class Terminal:
             bottom_toolbar=lambda: _status(conversation),
             key_bindings=self._keys(conversation),
             history=InMemoryHistory(conversation.own),
-            completer=_Words(provider_names),
+            completer=_Words(provider_names, conversation),
             complete_while_typing=False,
             complete_style=CompleteStyle.READLINE_LIKE,
             reserve_space_for_menu=0,
@@ -60,6 +68,7 @@ class Terminal:
         )
         self._app = prompt.app
         self._app.min_redraw_interval = _REDRAW_S
+        prompt.default_buffer.on_text_changed += self._typed
 
         def begin() -> None:  # inside the application, so that these tasks know it
             for work in (self._draw(conversation), self._submit(conversation), self._fail(conversation)):
@@ -87,7 +96,8 @@ class Terminal:
     async def _submit(self, conversation: Conversation) -> None:
         """One line after the other: their order is that in which they were typed."""
         while True:
-            await conversation.submit(await self._lines.get())
+            line, about = await self._lines.get()
+            await conversation.submit(line, about=about)
 
     async def _fail(self, conversation: Conversation) -> None:
         try:
@@ -109,7 +119,19 @@ class Terminal:
         for append, message in conversation.sending.items():
             if append not in transcript.waiting and append not in transcript.runs:
                 text.append(("class:dim", f"  {_short(message)} (sending)\n"))
+        self._asked = ask = conversation.ask
+        if ask:
+            others = len(transcript.asks) - len(conversation.deciding)
+            which = f"{_short(asking.call(ask))}{f' (1 of {others})' if others > 1 else ''}"
+            text.append(("ansiyellow", f"  {which}\n  {asking.HINTS[ask.what]}\n"))
         return [*text, ("bold ansicyan", "> ")]
+
+    def _typed(self, buffer: Buffer) -> None:
+        """A line is about what was asked when it began: another person may decide that while it is typed."""
+        if not buffer.text:
+            self._begun = False
+        elif not self._begun:
+            self._begun, self._about = True, self._asked
 
     def _keys(self, conversation: Conversation) -> KeyBindings:
         keys = KeyBindings()
@@ -122,7 +144,8 @@ class Terminal:
             if line in LEAVING:
                 event.app.exit(result="")
             elif line:
-                self._lines.put_nowait(line)
+                self._lines.put_nowait((line, self._about))
+            self._begun = False
 
         @keys.add("escape", "enter")
         def break_line(event: KeyPressEvent) -> None:
@@ -149,13 +172,17 @@ class Terminal:
 
 
 class _Words(Completer):
-    """Completes commands, and names of providers behind `/model`."""
+    """Completes commands, names of providers behind `/model`, and a call's arguments behind `yes`, to edit them."""
 
-    def __init__(self, provider_names: list[str]) -> None:
+    def __init__(self, provider_names: list[str], conversation: Conversation) -> None:
         self._provider_names = provider_names
+        self._conversation = conversation
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
         text = document.text_before_cursor
+        ask = self._conversation.ask
+        if text == "yes " and ask and ask.what == "approval" and ask.arguments:
+            yield Completion(asking.visible(ask.arguments))
         if not text.startswith("/"):
             return
         command, space, argument = text.partition(" ")
@@ -168,7 +195,9 @@ class _Words(Completer):
 
 def _status(conversation: Conversation) -> StyleAndTextTuples:
     words = [conversation.session.name, conversation.transcript.model]
-    if conversation.answering:
+    if conversation.ask:
+        words.append("it asks, Ctrl-C interrupts")
+    elif conversation.answering:
         words.append("answering, Ctrl-C interrupts")
     elif conversation.transcript.open_run:
         words.append("interrupting")

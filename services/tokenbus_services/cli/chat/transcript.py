@@ -17,10 +17,12 @@ from tokenbus.events.public import (
     Incomplete,
     PublicEvent,
     Restarted,
+    Resumed,
     Retrying,
     RunFailedEvent,
     Started,
     UnknownEvent,
+    Waiting,
 )
 from tokenbus.events.requests import Configure, Message, SessionMessage
 from tokenbus.events.sessions import (
@@ -33,9 +35,10 @@ from tokenbus.events.sessions import (
     RunEnded,
     SessionEvent,
 )
+from tokenbus_services.cli.chat import asking
 from tokenbus_services.cli.render import event_text as wording
 
-Kind = Literal["said", "answer", "thinking", "tool", "note", "error"]
+Kind = Literal["said", "answer", "thinking", "tool", "ask", "note", "error"]
 
 NOBODY = "user"
 """Who said a message without a participant."""
@@ -64,7 +67,7 @@ class Piece(msgspec.Struct, frozen=True):
     run: str | None = None
 
 
-class Waiting(msgspec.Struct, frozen=True):
+class Queued(msgspec.Struct, frozen=True):
     """A message that was accepted and has not taken effect."""
 
     author: str
@@ -78,7 +81,7 @@ class Transcript:
 
     def __init__(self) -> None:
         self.config: Configure | None = None
-        self.waiting: dict[str, Waiting] = {}
+        self.waiting: dict[str, Queued] = {}
         self.open_run: str | None = None
         self.models: dict[str, str] = {}
         """By provider: the model that the session last used of it."""
@@ -88,6 +91,8 @@ class Transcript:
         """The run of each append that was delivered; None for one that was returned."""
         self.ends: dict[str, str] = {}
         """How each run ended."""
+        self.asks: dict[tuple[str, str], Waiting] = {}
+        """What runs wait for, by run and wait; what waits longest first."""
         self._speaker = _MODEL
 
     @property
@@ -109,7 +114,7 @@ class Transcript:
                 config = self.config.when_busy if self.config else None
                 author, text = message.participant or NOBODY, text_of(message)
                 steers = (message.when_busy or config) == "steer" and self.open_run is not None
-                self.waiting[event.append] = Waiting(author, text, steers)
+                self.waiting[event.append] = Queued(author, text, steers)
                 return []
             case Delivered():
                 message = self.waiting.pop(event.append, None)
@@ -128,6 +133,7 @@ class Transcript:
             case RunEnded():
                 self.open_run = None
                 self.ends[event.run or ""] = event.status
+                self.asks = {key: ask for key, ask in self.asks.items() if ask.run != event.run}
                 lost = [Piece("error", "nothing is left of this answer", run=event.run)]
                 return lost if event.status == "lost" else []
             case _:
@@ -147,6 +153,12 @@ class Transcript:
             case Started():
                 self.open_run, self._speaker = event.run, event.participant or event.model
                 return []
+            case Waiting():
+                self.asks[event.run, event.wait] = event
+                return [Piece("ask", asking.text_of(event), run=event.run)]
+            case Resumed():
+                self.asks.pop((event.run, event.wait), None)
+                return [Piece("note", asking.fate_of(event), run=event.run)]
             case Chunk(visible=True):
                 return [Piece("answer", event.text, self._speaker, block, event.run)]
             case Chunk(kind="thinking"):

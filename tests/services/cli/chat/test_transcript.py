@@ -11,7 +11,7 @@ from tokenbus.client.sessions.reader import SessionCursor, SessionStep
 from tokenbus.events.public import PublicEvent
 from tokenbus.events.requests import Configure, SessionMessage
 from tokenbus.events.sessions import AnySessionEvent, Appended, Configured, Delivered, Returned, RunEnded
-from tokenbus_services.cli.chat.transcript import Piece, Transcript, Waiting
+from tokenbus_services.cli.chat.transcript import Piece, Queued, Transcript
 
 CONFIG = Configure(request={"provider": "p", "model": "m"}, when_busy="steer")
 
@@ -41,12 +41,12 @@ class Told:
 def test_a_message_is_shown_where_it_took_effect_and_waits_until_then() -> None:
     told, run = Told(), EventFactory()
     assert told.message("a", "hello") == []
-    assert told.transcript.waiting == {"a": Waiting("ada", "hello")}
+    assert told.transcript.waiting == {"a": Queued("ada", "hello")}
     told.of_session(Delivered, append="a", run="r1")
     told.of_run(run.started())
     told.of_run(run.chunk(0, "Hel"))
     told.message("b", "also", None)
-    assert told.transcript.waiting == {"b": Waiting("user", "also", steers=True)}
+    assert told.transcript.waiting == {"b": Queued("user", "also", steers=True)}
     told.of_run(run.chunk(0, "lo"))
     told.of_session(Delivered, append="b", run="r1", turn=1)
     told.of_session(RunEnded, run="r1", status="completed")
