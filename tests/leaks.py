@@ -10,7 +10,7 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 
 BOUNDED = re.compile(
-    r"requests|meta|dead|audit|members:.+"
+    r"requests|meta|dead|audit(?::clients)?|members:.+"
     r"|\{.+:dead\}:rejected|\{.+:requests\}:(?:order|tenants)|\{\d+\}:(?:turns|tools):(?:order|tenants)"
     r"|\{gateway\}:(?:keys|spend:.+|console:secret)"
     r"|\{\d+\}:(?:turns|raw|events|drafts|tools|control|records|notices|decisions|visible|chunks|blocks|runs|lease:.+|state:.+|index:open)"

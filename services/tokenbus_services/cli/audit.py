@@ -1,4 +1,4 @@
-"""`tokenbus audit`, and the entries that commands add to it: who changed what."""
+"""`tokenbus audit`, and the entries that commands add to it: who changed what, and over which door."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def whoami() -> str:
 async def noted(server: Server, keys: Keys, action: str, **facts: Any) -> None:
     """Add an entry about what a command did. Raises ServerError."""
     with translated(server):
-        await audit(server, keys, action, by=whoami(), **facts)
+        await audit(server, keys, action, by=whoami(), door="cli", **facts)
 
 
 async def noted_apart(action: str, **facts: Any) -> None:
@@ -39,9 +39,9 @@ async def show(*, most: int, as_json: bool) -> None:
     """Show the newest entries."""
     async with reaching.deployment() as (_, server, keys):
         with translated(server):
-            async for entry in newest_audited(server, keys, most=most):
+            for entry in await newest_audited(server, keys, most=most):
                 if as_json:
                     output.print_json(entry)
                     continue
                 facts = " ".join(f"{name}={value}" for name, value in entry.facts.items())
-                print(output.safe(f"{moment(str(entry.at_ms))}  {entry.by}  {entry.action}  {facts}"))
+                print(output.safe(f"{moment(str(entry.at_ms))}  {entry.by}  {entry.door}  {entry.action}  {facts}"))

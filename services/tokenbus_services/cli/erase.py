@@ -85,7 +85,7 @@ async def run(choice: Choice, *, dry_run: bool, rewrite: bool, as_json: bool) ->
             erased.found["blobs"], kept = await _erase_blobs(settings.blobs, blobs)
             left = await remains(server, keys, runs - set(erased.open))
             named = {"names": sorted(runs)} if len(runs) <= NAMED else {}
-            asked = {name: value for name, value in msgspec.to_builtins(choice).items() if value}
+            asked = {name: value for name, value in msgspec.to_builtins(choice).items() if value and name != "runs"}
             facts |= {"erased": erased.found, "open": erased.open, "left": +left, "blobs_left": kept}
             await noted(server, keys, "erase", **asked, **named, **facts)
             if rewrite:

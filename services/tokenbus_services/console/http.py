@@ -96,7 +96,12 @@ class Desk:
         viewer.check_run(run)
         return (await self.gateway.runs.owned(run, caller_of(viewer, self.gateway))).id
 
-    def audit(self, action: str, viewer: Viewer, **facts: object) -> None:
+    async def changed(self, action: str, viewer: Viewer, **facts: object) -> None:
+        """A line in the log, and an entry in the deployment's audit, for something done. Raises ServerError."""
+        self.log(action, viewer, **facts)
+        await self.gateway.runs.changes.note(caller_of(viewer, self.gateway), SURFACE, action, **facts)
+
+    def log(self, action: str, viewer: Viewer, **facts: object) -> None:
         """One line in the log for an action. Never any content."""
         log.info("console_action", action=action, key=viewer.name, tenant=viewer.tenant, **facts)
 

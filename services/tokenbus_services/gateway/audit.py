@@ -1,4 +1,7 @@
-"""One line in the log for each request: who asked, for which run, how it ended and what it used. Never any content."""
+"""One line in the log for each request: who asked, for which run, how it ended and what it used. Never any content.
+
+What a request changes is in the deployment's audit, too.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,9 @@ from typing import Any, Self
 import structlog
 from starlette.requests import Request
 
+from tokenbus.bus.audit import audit
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server.server import Server, translated
 from tokenbus.events.public import Cancelled, Completed, Incomplete, PublicEvent, RunFailedEvent
 from tokenbus.events.usage import Usage
 from tokenbus_services.gateway.callers import Caller
@@ -21,6 +27,20 @@ from tokenbus_services.gateway.request_spans import RequestSpan, RequestSpans
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 MAX_NAME = 200
+
+
+class Changes:
+    """Enters what callers change into the deployment's audit."""
+
+    def __init__(self, server: Server, keys: Keys) -> None:
+        self._server = server
+        self._keys = keys
+
+    async def note(self, caller: Caller, door: str, action: str, **facts: object) -> None:
+        """An entry for something done. ``door``: the surface. Raises ServerError."""
+        facts = {"tenant": caller.tenant or None, **facts}
+        with translated(self._server):
+            await audit(self._server, self._keys, action, by=caller.key or "gateway", door=door, **facts)
 
 
 class AuditedRun:

@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 
-from tokenbus.bus.audit import audit
 from tokenbus.bus.erase import erase_runs
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.layout import locate
@@ -67,12 +66,11 @@ class ResponseStore:
             stored: bytes | None = await self._server.client.hget(self._keys.run(run), REQUEST)
         return msgspec.json.decode(stored, type=_Stored).messages if stored else None
 
-    async def delete(self, run: str, *, by: str) -> bool:
+    async def delete(self, run: str) -> bool:
         """Delete all that the bus keeps of the run, and forget the response. False: the run is open, and stays."""
         with translated(self._server):
             if (await erase_runs(self._server, self._keys, [run])).open:
                 return False
-            await audit(self._server, self._keys, "erase", by=by, run=run)
             await self._server.client.set(self._keys.gateway_deleted(run), b"1", ex=_DELETED_S)
             return True
 

@@ -31,6 +31,7 @@ from tokenbus.errors import ServerError
 from tokenbus.events.public import PublicEvent, Started, blobs_of
 from tokenbus.events.requests import MAX_RUN_ID_CHARS, Generate, Message, RunId, WhenBusy
 from tokenbus_services.gateway import idempotency
+from tokenbus_services.gateway.audit import Changes
 from tokenbus_services.gateway.callers import AccessControl, Admitted, Caller
 from tokenbus_services.gateway.forward.owners import OWNED, Owners
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid
@@ -136,8 +137,9 @@ class GatewayRuns:
         self.deployment = Deployment(server, keys.prefix, keys.partitions)
         """For lists of runs. Shares the server's connections, and is never closed."""
         self.owners = Owners(server, keys)
-        self.sessions = SessionDoor(bus, access, self.deployment)
-        self.waits = WaitDoor(bus, self.deployment)
+        self.changes = Changes(server, keys)
+        self.sessions = SessionDoor(bus, access, self.deployment, self.changes)
+        self.waits = WaitDoor(bus, self.deployment, self.changes)
         self._leaving: set[asyncio.Task[None]] = set()
         self._closing = asyncio.Event()
 

@@ -78,8 +78,10 @@ class SessionAnswer:
         """Cancel the run that answers, or take the message back; whether there was something to stop."""
         sessions, said = self._gateway.runs.sessions, self.said
         if self.run is None:
-            return await sessions.take_back(self._caller, said.session, said.append)
+            return await sessions.take_back(self._caller, self._surface.name, said.session, said.append)
         await self._gateway.runs.cancel(self.run, reason)
+        if reason != GONE:
+            await self._gateway.runs.changes.note(self._caller, self._surface.name, "cancel", run=self.run)
         return True
 
     def left(self) -> None:

@@ -35,6 +35,7 @@ from tokenbus.events.requests import (
     Withdraw,
 )
 from tokenbus.events.sessions import Fate, session_ref
+from tokenbus_services.gateway.audit import Changes
 from tokenbus_services.gateway.callers import AccessControl, Admitted, Caller
 from tokenbus_services.gateway.keys.allowed import not_allowed
 from tokenbus_services.gateway.problem import Problem, Refusal
@@ -68,10 +69,11 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
 class SessionDoor:
     """The sessions of a caller's tenant, and for operators those of any."""
 
-    def __init__(self, bus: Client, access: AccessControl, deployment: Deployment) -> None:
+    def __init__(self, bus: Client, access: AccessControl, deployment: Deployment, changes: Changes) -> None:
         self._bus = bus
         self._access = access
         self._deployment = deployment
+        self._changes = changes
 
     # --- every way to write to a session --------------------------------------------------------------------------
 
@@ -112,6 +114,9 @@ class SessionDoor:
                 receipt = await session.append(item, append=append)
                 if isinstance(item, Withdraw) and receipt.fate.state == "delivered":
                     await self._access.withdraw(caller, _hold(session, item.append))
+        if not isinstance(item, SessionMessage) and receipt.fate.state != "returned":
+            action = f"session.{item.__struct_config__.tag}"
+            await self._changes.note(caller, surface, action, session=name, append=append, run=receipt.fate.run)
         return receipt, headers
 
     async def say(
@@ -191,9 +196,9 @@ class SessionDoor:
                     raise Refusal(Problem(status=409, code="session_busy", message=why, kind="invalid_request"))
                 await asyncio.sleep(LOOK_S)
 
-    async def take_back(self, caller: Caller, name: str, append: str) -> bool:
+    async def take_back(self, caller: Caller, surface: str, name: str, append: str) -> bool:
         """Withdraw a message that waits; whether it did."""
-        receipt, _ = await self.append(caller, "", name, Withdraw(append=append))
+        receipt, _ = await self.append(caller, surface, name, Withdraw(append=append))
         return receipt.fate.state == "delivered"
 
     async def settled(self, caller: Caller, name: str, append: str) -> Fate:

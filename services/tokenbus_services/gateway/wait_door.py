@@ -12,6 +12,7 @@ from tokenbus.client.deployment import Deployment
 from tokenbus.client.waits import list_waits, waits_of
 from tokenbus.events.requests import WaitDecision
 from tokenbus.events.waits import Door
+from tokenbus_services.gateway.audit import Changes
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.problem import Problem, Refusal
 
@@ -19,9 +20,10 @@ from tokenbus_services.gateway.problem import Problem, Refusal
 class WaitDoor:
     """What the runs of a caller's tenant wait for, and for operators those of any."""
 
-    def __init__(self, bus: Client, deployment: Deployment) -> None:
+    def __init__(self, bus: Client, deployment: Deployment, changes: Changes) -> None:
         self._bus = bus
         self._deployment = deployment
+        self._changes = changes
 
     def listed(
         self, caller: Caller, *, tenant: str | None, newest_first: bool, limit: int, after: Position | None
@@ -45,4 +47,6 @@ class WaitDoor:
             raise Refusal(Problem(status=403, code="approval_not_allowed", message=why, kind="auth"))
         key = f"key {caller.key}" if caller.key else None
         by = ", ".join(name for name in (decision.by, key) if name)
-        return await self._bus.decide(msgspec.structs.replace(decision, by=by or None, door=door, metadata=None))
+        fate = await self._bus.decide(msgspec.structs.replace(decision, by=by or None, door=door, metadata=None))
+        await self._changes.note(caller, door, "decide", run=decision.run, wait=decision.wait, decision=fate.decision)
+        return fate

@@ -245,8 +245,13 @@ class Keys:
 
     @property
     def audit(self) -> str:
-        """Stream: who changed what in the deployment, newest last (bus/audit.py)."""
+        """Stream: what operators changed in the deployment, newest last (bus/audit.py)."""
         return f"{self.prefix}:audit"
+
+    @property
+    def audit_clients(self) -> str:
+        """Stream: what clients of the gateway changed, newest last."""
+        return f"{self.prefix}:audit:clients"
 
     @property
     def gateway_members(self) -> str:

@@ -81,7 +81,7 @@ def _key(key: KeyFact, poison: int) -> str | None:
         return f"holds {key.length}, and no work is left" if key.length else None
     if _TRIMMED.fullmatch(name):
         return f"{key.length} entries, though all are consumed" if key.length > _MOST_TRIMMED else None
-    if name == "audit":
+    if name in ("audit", "audit:clients"):
         return f"{key.length} entries" if key.length > _MOST_AUDITED else None
     if name.endswith(":control"):
         return f"{key.length} entries" if key.length > _MOST_CONTROL else None

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
+import redis
 import structlog
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
@@ -18,6 +20,8 @@ from websockets.sync.client import ClientConnection, connect
 from tests.e2e.gateway.served import auth, gateway_routes
 from tests.services.cli.process import running
 from tests.waiting import eventually, eventually_sync
+from tokenbus.bus.audit import AuditEntry
+from tokenbus.bus.keys import Keys
 from tokenbus.events.public import Completed, Started
 from tokenbus.testing import LocalBus
 from tokenbus_services.gateway.keys.key import NewKey, new_key
@@ -380,7 +384,7 @@ def test_the_admin_api_needs_its_own_token(admin: httpx.Client) -> None:
         assert admin.post("/keys", json={}, headers=headers).status_code == 401
 
 
-def test_a_key_lives_from_its_making_to_its_revocation(http: httpx.Client, admin: httpx.Client) -> None:
+def test_a_key_lives_from_its_making_to_its_revocation(bus: LocalBus, http: httpx.Client, admin: httpx.Client) -> None:
     made = admin.post("/keys", json={"name": "web", "rules": {"tenant": "eve", "rpm_limit": 100}})
     assert made.status_code == 201
     key, key_id = made.json()["key"], made.json()["id"]
@@ -397,6 +401,11 @@ def test_a_key_lives_from_its_making_to_its_revocation(http: httpx.Client, admin
     for text in (key, rotated["key"]):
         eventually_sync(lambda text=text: chat(http, text).status_code == 401)
     assert {one["id"]: one["state"] for one in admin.get("/keys").json()["keys"]}[key_id] == "revoked"
+    with redis.Redis.from_url(bus.url) as server:
+        written: Any = server.xrange(Keys().audit)
+    entries = [msgspec.json.decode(fields[b"__data__"], type=AuditEntry) for _, fields in written]
+    done = [(each.action, each.by, each.door) for each in entries if each.facts["key"] == key_id]
+    assert done == [(f"keys.{verb}", "admin token", "admin") for verb in ("create", "rotate", "revoke")]
 
 
 def test_a_topics_reader_gets_no_more_when_its_key_is_revoked(http: httpx.Client, admin: httpx.Client) -> None:

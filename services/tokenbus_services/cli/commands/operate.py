@@ -255,7 +255,10 @@ def erase(runs: tuple[str, ...], dry_run: bool, rewrite: bool, yes: bool, as_jso
 @click.option("--most", type=click.IntRange(1), default=50, show_default=True, help="Maximum entries, newest first.")
 @json_lines
 def audit(most: int, as_json: bool) -> None:
-    """Show who changed what by a command: cancels, erasures, keys, dead letters, partitions."""
+    """Show who changed what, and over which door: commands, the console, the admin API, or a surface of the gateway.
+
+    Entries are of cancels, erasures, decisions, sessions, keys, dead letters and partitions.
+    """
     from tokenbus_services.cli.audit import show
 
     asyncio.run(show(most=most, as_json=as_json))

@@ -14,6 +14,7 @@ from tokenbus.errors import SettingsError, WaitNotFound
 from tokenbus.events.requests import WaitDecision
 from tokenbus.events.waits import Verdict, WaitKind
 from tokenbus_services.cli import connect as reaching
+from tokenbus_services.cli.audit import noted_apart
 from tokenbus_services.cli.render import output
 
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "m"), (1, "s"))
@@ -53,6 +54,7 @@ async def decide(run: str, wait: str | None, decision: Verdict, *, by: str | Non
     async with reaching.client() as bus:
         what: WaitKind = "approval" if decision in ("allow", "deny") else "answer"
         fate = await bus.decide(_decision(run, wait or await _only(bus, run, what), decision, by or _user(), given))
+    await noted_apart("decide", run=run, wait=fate.wait, decision=fate.decision)
     print(output.safe(f"{fate.decision}  {run}  {fate.wait}"))
 
 

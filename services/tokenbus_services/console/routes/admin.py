@@ -84,14 +84,14 @@ class _AdminRoutes:
         # After the publication: a crash in between repeats it under the same id, which is the same run.
         with translated(self._server, self._keys.dead):
             await drop_dead_letter(self._server, self._keys, [dead.id])
-        self._desk.audit("dead_retry", viewer, entry=dead.id, run=dead.entry.run, new_run=made.get("run"))
+        await self._desk.changed("dead.retry", viewer, entry=dead.id, run=dead.entry.run, new_run=made.get("run"))
         return json(made, 202)
 
     async def drop(self, request: Request, viewer: Viewer) -> Response:
         dead = await self._found(request)
         with translated(self._server, self._keys.dead):
             await drop_dead_letter(self._server, self._keys, [dead.id])
-        self._desk.audit("dead_drop", viewer, entry=dead.id, run=dead.entry.run)
+        await self._desk.changed("dead.drop", viewer, entry=dead.id, run=dead.entry.run)
         return json({"dropped": dead.id})
 
     async def keys(self, request: Request, viewer: Viewer) -> Response:

@@ -135,7 +135,7 @@ class _RunRoutes:
             return Response(status_code=204)
         content = viewer.may("see_content")
         if content and after < 0:
-            self._desk.audit("read", viewer, run=run)
+            self._desk.log("read", viewer, run=run)
         events, times = self._runs.follow(run, after=after), self._desk.gateway.times
         return StreamedAnswer(
             RunOfAnswer(run=run, events=events, refusal=refusal, times=times),
@@ -185,7 +185,7 @@ class _RunRoutes:
         run = await self._desk.run(request, viewer)
         await body_of(request)
         await self._runs.cancel(run, "cancelled at the console")
-        self._desk.audit("cancel", viewer, run=run)
+        await self._desk.changed("cancel", viewer, run=run)
         return json({"run": run}, 202)
 
     async def retry(self, request: Request, viewer: Viewer) -> Response:
@@ -201,7 +201,7 @@ class _RunRoutes:
             raise invalid("again", f"must be a number from 1 to {MAX_AGAIN}")
         made = await self._runs.again(request.state.caller, SURFACE, run, how, again=again)
         try:
-            self._desk.audit(how, viewer, run=run, new_run=made.id)
+            await self._desk.changed(how, viewer, run=run, new_run=made.id)
             await self._until_accepted(made.id)
         finally:
             self._runs.leave(made)

@@ -61,10 +61,10 @@ class _SessionRoutes:
             cookie, viewer = await self._desk.sessions.login(key.strip(" "))
         except Refusal as e:
             self._failures.count(address, account)
-            self._desk.audit("login_refused", NOBODY, code=e.problem.code)
+            self._desk.log("login_refused", NOBODY, code=e.problem.code)
             raise
         request.state.caller = caller_of(viewer, self._desk.gateway)
-        self._desk.audit("login", viewer)
+        self._desk.log("login", viewer)
         answer = json(self._shown(viewer, await self._desk.sessions.csrf_of(cookie)))
         lifetime = round(self._settings.session_hours * 3600)
         answer.set_cookie(
@@ -76,7 +76,7 @@ class _SessionRoutes:
         viewer = await self._desk.sessions.viewer(request)
         await self._desk.sessions.check_csrf(request)
         await self._desk.sessions.logout(request)
-        self._desk.audit("logout", viewer)
+        self._desk.log("logout", viewer)
         answer = json(self._shown(NOBODY, await self._desk.sessions.csrf_of("")))
         answer.delete_cookie(COOKIE, path=PATH, secure=_is_https(request), httponly=True, samesite="strict")
         return answer
@@ -90,7 +90,7 @@ class _SessionRoutes:
             raise invalid("seq", "must be the seq of an event")
         run = (await self._desk.gateway.runs.owned(run, caller_of(viewer, self._desk.gateway))).id
         text, expires_ms = await self._desk.sessions.ticket(viewer, run)
-        self._desk.audit("ticket", viewer, run=run)
+        self._desk.log("ticket", viewer, run=run)
         place = f"run={quote(run, safe='')}" + ("" if seq is None else f"&seq={seq}")
         return json({"url": f"{PATH}/#{place}&ticket={text}", "expires_at": expires_ms})
 

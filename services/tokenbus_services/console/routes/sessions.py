@@ -91,7 +91,7 @@ class _SessionRoutes:
         content = viewer.may("see_content")
         await self._door.info(caller, name, tenant=tenant)  # a refusal is better than a stream that breaks
         if content and after is None:
-            self._desk.audit("read", viewer, session=name)
+            self._desk.log("read", viewer, session=name)
         steps = await self._door.follow(caller, name, after=after, live=True, tenant=tenant)
         times = self._desk.gateway.times
 
@@ -114,8 +114,12 @@ class _SessionRoutes:
         elif not isinstance(item, Interrupt | Withdraw):
             raise invalid("item.type", "the console appends messages, interrupts and withdrawals")
         receipt, _ = await self._door.append(caller, SURFACE, name, item, append=given.id, tenant=tenant)
-        kind = str(item.__struct_config__.tag)
-        self._desk.audit("append", viewer, session=name, append=receipt.append, item=kind, run=receipt.fate.run)
+        kind = f"session.{item.__struct_config__.tag}"
+        facts = {"session": name, "append": receipt.append, "run": receipt.fate.run}
+        if isinstance(item, SessionMessage):
+            await self._desk.changed(kind, viewer, **facts)
+        else:  # the door has entered it in the audit
+            self._desk.log(kind, viewer, **facts)
         return json(receipt, 202 if receipt.fate.state == "appended" else 200)
 
 

@@ -18,8 +18,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from tokenbus.bus.audit import audit
 from tokenbus.bus.liveness import Liveness, beat
-from tokenbus.bus.server.server import Server
+from tokenbus.bus.server.server import Server, translated
 from tokenbus.errors import ServerError, SettingsError
 from tokenbus.secret_env import Secret
 from tokenbus_services.blobs.auth import admitted, secret_of
@@ -117,6 +118,7 @@ class AdminApi:
     async def _create(self, request: Request) -> Response:
         body = await _body(request, CreateKey)
         made = await self._store.create(body.rules, name=body.name, lifetime_s=body.duration_s)
+        await self._changed("keys.create", made.id, name=body.name or None)
         log.info("key_created", key=made.id, tenant=body.rules.tenant)
         return _json({"key": made.text, **await self._shown(await self._entry(made.id))}, 201)
 
@@ -133,6 +135,7 @@ class AdminApi:
         rules = await _body(request, KeyRules)
         key_id = request.path_params["key_id"]
         entry = await self._store.change(key_id, lambda entry: msgspec.structs.replace(entry, rules=rules))
+        await self._changed("keys.change", key_id)
         log.info("key_changed", key=key_id)
         return _json(await self._shown(entry))
 
@@ -140,13 +143,20 @@ class AdminApi:
         body = await _body(request, RotateKey)
         key_id = request.path_params["key_id"]
         made = await self._store.rotate(key_id, grace_s=body.grace_s, lifetime_s=body.duration_s)
+        await self._changed("keys.rotate", key_id)
         log.info("key_rotated", key=key_id)
         return _json({"key": made.text, **await self._shown(await self._entry(key_id))}, 201)
 
     async def _revoke(self, request: Request) -> Response:
         entry = await self._store.revoke(request.path_params["key_id"])
+        await self._changed("keys.revoke", entry.id)
         log.info("key_revoked", key=entry.id)
         return _json(await self._shown(entry))
+
+    async def _changed(self, action: str, key_id: str, **facts: object) -> None:
+        """Enter what was done to a key in the audit, as commands do."""
+        with translated(self._server):
+            await audit(self._server, self._keys, action, by="admin token", door="admin", key=key_id, **facts)
 
     async def _entry(self, key_id: str) -> KeyEntry:
         entry = self._fixed.get(key_id) or await self._store.find(key_id)

@@ -103,6 +103,7 @@ class _NativeRoutes:
         characters = fields.whole("heard_characters", least=0)
         fields.end()
         await self._gateway.runs.cancel(run, reason, heard_through=heard, heard_characters=characters)
+        await self._gateway.runs.changes.note(request.state.caller, self.surface.name, "cancel", run=run)
         return _sent(accepted(run))
 
     async def retry(self, request: Request) -> Any:

@@ -141,6 +141,7 @@ class _Conversations:
         """Remove it with its items. Responses stay."""
         caller, name = await self._named(request)
         await self._store.delete(caller.tenant, name)
+        await self._gateway.runs.changes.note(caller, self.surface.name, "conversation.delete", conversation=name)
         return _json({"id": name, "object": "conversation.deleted", "deleted": True})
 
     async def items(self, request: Request) -> Response:
@@ -187,7 +188,10 @@ class _Conversations:
                 raise _no_item(wanted)
             return msgspec.structs.replace(found, items=left)
 
-        return _json((await self._store.change(caller.tenant, name, without)).shown())
+        shown = (await self._store.change(caller.tenant, name, without)).shown()
+        facts = {"conversation": name, "item": wanted}
+        await self._gateway.runs.changes.note(caller, self.surface.name, "conversation.delete_item", **facts)
+        return _json(shown)
 
     async def _named(self, request: Request) -> tuple[Caller, str]:
         return await self._gateway.caller(request, self.surface), request.path_params["id"]

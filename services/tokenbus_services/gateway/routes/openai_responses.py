@@ -147,6 +147,7 @@ class ResponsesApi:
         owned = await self._owned(caller, _run_in(request))
         run = owned.id
         await self._cancelled(run)
+        await self._gateway.runs.changes.note(caller, self._surface.name, "cancel", run=run)
         return _answer(await self._so_far(owned), run)
 
     async def _cancelled(self, run: str) -> None:
@@ -171,10 +172,11 @@ class ResponsesApi:
                     await self._gateway.conversations.get(caller.tenant, name)
             case _:
                 pass
-        if not await self._store.delete(run, by=caller.key or "gateway"):
+        if not await self._store.delete(run):
             why = f"response {run} was cancelled and has not ended yet: delete it again"
             problem = Problem(status=409, code="response_not_ended", message=why, kind="invalid_request", run=run)
             raise Refusal(msgspec.structs.replace(problem, retry_after_s=1.0))
+        await self._gateway.runs.changes.note(caller, self._surface.name, "erase", run=run)
         body = {"id": PREFIX + run, "object": "response", "deleted": True}
         return _answer(Answer(status=200, body=msgspec.json.encode(body)), run)
 
