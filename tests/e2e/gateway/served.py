@@ -1,13 +1,17 @@
-"""What tests of the whole gateway share: the routes that it serves, and the header of a key."""
+"""What tests of the whole gateway share: the routes that it serves, the header of a key, and another gateway."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 
+from tests.services.cli.process import Command, running
+from tokenbus.testing import LocalBus
 from tokenbus_services.cli.service_registry import create
 from tokenbus_services.gateway.forward.table import TABLE
 from tokenbus_services.gateway.keys.key import NewKey
@@ -60,3 +64,14 @@ def _all(routes: list[BaseRoute], prefix: str = "") -> Iterator[tuple[str, str]]
         else:
             assert isinstance(route, WebSocketRoute), f"a kind of route that this does not know: {route}"
             yield "WEBSOCKET", prefix + route.path
+
+
+@asynccontextmanager
+async def second_gateway(bus: LocalBus, directory: Path, settings: str) -> AsyncIterator[tuple[str, Command]]:
+    """Another gateway of the same bus, in a process: its url, and the process."""
+    provider = '[providers.anthropic]\napi = "anthropic"\nbase_url = "http://127.0.0.1:1"\napi_key_env = ""\n'
+    config = directory / "tokenbus.toml"
+    config.write_text(f'redis_url = "{bus.url}"\ndata_dir = "{directory}"\n{provider}{settings}')
+    arguments = ("worker", "gateway", "--port", "0")
+    async with running(directory / "gateway.log", *arguments, TOKENBUS_CONFIG=str(config)) as worker:
+        yield (await worker.says("ready gateway")).split()[2], worker

@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Generator
-from contextlib import asynccontextmanager
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.e2e.gateway.served import auth
-from tests.services.cli.process import Command, running
+from tests.e2e.gateway.served import auth, second_gateway
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
@@ -50,16 +48,6 @@ def bus() -> Generator[LocalBus]:
         yield running
 
 
-@asynccontextmanager
-async def second_gateway(bus: LocalBus, tmp_path: Path) -> AsyncIterator[tuple[str, Command]]:
-    provider = '[providers.anthropic]\napi = "anthropic"\nbase_url = "http://127.0.0.1:1"\napi_key_env = ""\n'
-    config = tmp_path / "tokenbus.toml"
-    config.write_text(f'redis_url = "{bus.url}"\ndata_dir = "{tmp_path}"\n{provider}{SETTINGS}')
-    arguments = ("worker", "gateway", "--port", "0")
-    async with running(tmp_path / "gateway.log", *arguments, TOKENBUS_CONFIG=str(config)) as worker:
-        yield (await worker.says("ready gateway")).split()[2], worker
-
-
 async def ask(client: httpx.AsyncClient, gateway: str, name: str, model: str = "text", **more: Any) -> tuple[int, str]:
     """Status, and the run or the error's code."""
     body = {"model": f"anthropic/{model}", "messages": [{"role": "user", "content": "hello"}], **more}
@@ -91,7 +79,7 @@ async def settled(bus: LocalBus, name: str, *, runs: int) -> ClientSpend:
 async def test_of_a_hundred_calls_at_once_at_two_gateways_no_more_run_than_the_budget_pays(
     bus: LocalBus, tmp_path: Path
 ) -> None:
-    async with second_gateway(bus, tmp_path) as (other, _), httpx.AsyncClient(timeout=120) as client:
+    async with second_gateway(bus, tmp_path, SETTINGS) as (other, _), httpx.AsyncClient(timeout=120) as client:
         gateways = (bus.gateway, other)
         answers = await asyncio.gather(*(ask(client, gateways[n % 2], "crowd", "slow") for n in range(100)))
         assert Counter(status for status, _ in answers) == {202: ADMITTED, 429: 100 - ADMITTED}
@@ -107,7 +95,7 @@ async def test_what_a_killed_gateway_reserved_is_settled_by_another_one_and_only
     bus: LocalBus, tmp_path: Path
 ) -> None:
     async with httpx.AsyncClient(timeout=120) as client:
-        async with second_gateway(bus, tmp_path) as (other, worker):
+        async with second_gateway(bus, tmp_path, SETTINGS) as (other, worker):
             answers = [await ask(client, other, "killed", "slow") for _ in range(ADMITTED)]
             assert {status for status, _ in answers} == {202}
             await worker.stop(signal.SIGKILL)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import AsyncGenerator, AsyncIterator, Generator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from tests.services.cli.process import Command, running
+from tests.e2e.gateway.served import second_gateway
 from tests.waiting import eventually
 from tokenbus.testing import LocalBus
 from tokenbus_services.mock_provider import Reply, Stall, Turn
@@ -30,16 +30,6 @@ def bus() -> Generator[LocalBus]:
     with LocalBus(SETTINGS) as running:
         running.model_says("slow", Turn(says=Reply(text="one two three"), fault=Stall(after_text="two")))
         yield running
-
-
-@asynccontextmanager
-async def second_gateway(bus: LocalBus, tmp_path: Path) -> AsyncIterator[tuple[str, Command]]:
-    provider = '[providers.anthropic]\napi = "anthropic"\nbase_url = "http://127.0.0.1:1"\napi_key_env = ""\n'
-    config = tmp_path / "tokenbus.toml"
-    config.write_text(f'redis_url = "{bus.url}"\ndata_dir = "{tmp_path}"\n{provider}{SETTINGS}')
-    arguments = ("worker", "gateway", "--port", "0")
-    async with running(tmp_path / "gateway.log", *arguments, TOKENBUS_CONFIG=str(config)) as worker:
-        yield (await worker.says("ready gateway")).split()[2], worker
 
 
 @asynccontextmanager
@@ -80,7 +70,11 @@ async def test_a_run_of_an_idempotency_key_ends_with_the_last_client_that_has_it
     bus: LocalBus, tmp_path: Path, leaves_first: str
 ) -> None:
     key = uuid4().hex
-    async with second_gateway(bus, tmp_path) as (other, _), AsyncExitStack() as first, AsyncExitStack() as second:
+    async with (
+        second_gateway(bus, tmp_path, SETTINGS) as (other, _),
+        AsyncExitStack() as first,
+        AsyncExitStack() as second,
+    ):
         run = await first.enter_async_context(poster(bus.gateway, key=key))
         assert await second.enter_async_context(poster(other, key=key)) == run
         leaver, reader = (first, second) if leaves_first == "the first" else (second, first)
@@ -93,7 +87,7 @@ async def test_a_run_of_an_idempotency_key_ends_with_the_last_client_that_has_it
 
 async def test_a_client_that_joins_a_run_by_its_id_reads_it_and_does_not_end_it(bus: LocalBus, tmp_path: Path) -> None:
     run = f"mine-{uuid4().hex}"
-    async with second_gateway(bus, tmp_path) as (other, _), AsyncExitStack() as owner:
+    async with second_gateway(bus, tmp_path, SETTINGS) as (other, _), AsyncExitStack() as owner:
         assert await owner.enter_async_context(poster(bus.gateway, run=run)) == run
         async with poster(other, run=run) as joined:
             assert joined == run
@@ -118,7 +112,7 @@ async def test_a_run_that_is_to_continue_is_not_ended_by_another_client_that_has
 
 async def test_the_clients_of_a_gateway_that_was_killed_hold_no_run(bus: LocalBus, tmp_path: Path) -> None:
     key = uuid4().hex
-    async with second_gateway(bus, tmp_path) as (other, gateway), AsyncExitStack() as there:
+    async with second_gateway(bus, tmp_path, SETTINGS) as (other, gateway), AsyncExitStack() as there:
         async with poster(bus.gateway, key=key) as run:
             assert await there.enter_async_context(poster(other, key=key)) == run
             await gateway.stop(signal.SIGKILL)

@@ -9,7 +9,7 @@ from typing import TypeVar, cast
 import msgspec
 
 from tokenbus_services.gateway.problem import invalid
-from tokenbus_services.gateway.surfaces.fields import not_json
+from tokenbus_services.gateway.surfaces.fields import json_errors
 
 T = TypeVar("T")
 Fields = dict[str, msgspec.Raw]
@@ -161,13 +161,8 @@ def _text(data: msgspec.Raw, where: str) -> str:
 
 def _read(decode: Callable[[], T], where: str | None, what: str) -> T:
     """Raises Refusal."""
-    try:
-        return decode()
-    except msgspec.ValidationError:
-        raise invalid(where, f"{where or 'the body'} must be {what}") from None
-    except UnicodeDecodeError:
-        raise not_json("it is not UTF-8") from None
-    except RecursionError:
-        raise not_json("it is nested too deeply") from None
-    except msgspec.DecodeError as e:
-        raise not_json(str(e)) from None
+    with json_errors():
+        try:
+            return decode()
+        except msgspec.ValidationError:
+            raise invalid(where, f"{where or 'the body'} must be {what}") from None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import binascii
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import isfinite
 from typing import Any, TypeVar, cast
 
@@ -43,8 +44,15 @@ def json_body(body: bytes) -> Json:
 def json_value(body: bytes) -> object:
     """Decode a body of any JSON. Raises Refusal."""
     check_size(body)
-    try:
+    with json_errors():
         return _decode(body)
+
+
+@contextmanager
+def json_errors() -> Generator[None]:
+    """Raise Refusal for what is no JSON."""
+    try:
+        yield
     except UnicodeDecodeError:
         raise not_json("it is not UTF-8") from None
     except RecursionError:

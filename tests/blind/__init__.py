@@ -1,1 +1,0 @@
-"""Blind faults: one fault, chosen at random and sealed, is diagnosed from the signals alone."""
