@@ -72,7 +72,11 @@ async def _fact(client: Any, prefix: str, name: str) -> KeyFact | None:
     elif kind == "hash" and ":lease:" in name:
         # A lease also contains the notes of replay, which are msgpack.
         fields = {k.decode(): v.decode(errors="backslashreplace") for k, v in (await client.hgetall(name)).items()}
-    return KeyFact(name.removeprefix(f"{prefix}:"), kind, ttl_ms, await sizes[kind](name), pending, fields)
+    length = await sizes[kind](name)
+    if name == f"{prefix}:dead":  # each lost reply adds a copy, so a copy says nothing
+        letters = [entry.event for entry in await entries_of(client, name)]
+        length = len({(letter["stream"], letter["entry"]) for letter in letters})
+    return KeyFact(name.removeprefix(f"{prefix}:"), kind, ttl_ms, length, pending, fields)
 
 
 async def entries_of(client: Any, key: str) -> list[Entry]:

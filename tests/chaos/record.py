@@ -87,7 +87,7 @@ class KeyFact(msgspec.Struct, frozen=True):
     ttl_ms: int
     """-1: no TTL."""
     length: int
-    """Entries, fields or members."""
+    """Entries, fields or members; of dead letters without copies."""
     pending: dict[str, int] = {}
     """The groups of a stream, each with its number of pending entries."""
     fields: dict[str, str] = {}

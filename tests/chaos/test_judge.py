@@ -200,7 +200,7 @@ WRONG: dict[str, tuple[str, Callable[[Record], object]]] = {
         lambda r: r.stories.__setitem__(0, msgspec.structs.replace(r.stories[0], fate="huge")),
     ),
     "poison where none was": ("keys", key("dead")),
-    "more poison than was sent": ("keys", lambda r: (setattr(r, "huge_requests", 1), key("dead", length=3)(r))),
+    "more poison than was sent": ("keys", lambda r: (setattr(r, "huge_requests", 1), key("dead", length=2)(r))),
     "a full server that stays full": ("room", lambda r: r.without_room.append("no room was made")),
     "a worker that ended as the server was slow": (
         "workers",

@@ -26,7 +26,7 @@ _TTL = re.compile(
 _EMPTY = re.compile(r"requests|\{\d+\}:(turns|tools|state:.+|index:open)")
 _TRIMMED = re.compile(r"\{\d+\}:(raw|events|drafts)")
 _KEPT = re.compile(r"\{\d+\}:(visible|chunks|blocks|runs|decisions)")
-_DEAD = re.compile(r"dead|\{.+:dead\}:rejected")
+_REJECTED = re.compile(r"\{.+:dead\}:rejected")
 _LEASE = re.compile(r"\{\d+\}:lease:(normalizer|parser|policy)")
 _MOST_TRIMMED = 300
 """Maximum entries of a trimmed stream at rest: a trim removes whole nodes, of 100 entries by default."""
@@ -36,8 +36,6 @@ _LOSS_MESSAGES = ("a fail-over lost the entries after", "runs that lost events c
 """Log messages of an owner that remembers more than the server does, and of one that lost its lease because of this."""
 _HUGE_MESSAGES = ("-huge", "bytes: at most 100663296 are read", "UnreadableEntry")
 """What messages about a request contain that is larger than a worker reads: its run, or its size."""
-_COPIES = 2
-"""A dead letter may appear twice, if the reply to the first was lost."""
 _PID = re.compile(r".*-(\d+)-[0-9a-f]{8}")
 """The name of a worker: host, process and a random part."""
 
@@ -45,7 +43,7 @@ _PID = re.compile(r".*-(\d+)-[0-9a-f]{8}")
 def judge(record: Record) -> Iterator[Violation]:
     """Check what is left."""
     for key in record.keys:
-        if problem := _key(key, _COPIES * record.huge_requests):
+        if problem := _key(key, record.huge_requests):
             yield Violation("keys", "", f"{key.name}: {problem}")
         for group, count in key.pending.items():
             if count:
@@ -85,7 +83,9 @@ def _key(key: KeyFact, poison: int) -> str | None:
         return f"{key.length} entries" if key.length > _MOST_AUDITED else None
     if name.endswith(":control"):
         return f"{key.length} entries" if key.length > _MOST_CONTROL else None
-    if _DEAD.fullmatch(name):
+    if _REJECTED.fullmatch(name):  # the ids of those dead letters and of their copies
+        return f"{key.length} requests were refused, and none should be" if key.length and not poison else None
+    if name == "dead":
         return f"{key.length} entries are dead, and {poison} were poison" if key.length > poison else None
     if name == "meta" or _KEPT.fullmatch(name) or _LEASE.fullmatch(name):
         return None
