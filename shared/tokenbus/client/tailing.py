@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -86,14 +87,15 @@ class Tail:
     """One connection that waits for new entries on the streams of its feeds."""
 
     def __init__(self, server: Server, liveness: Liveness, slot: str) -> None:
-        self.feeds: set[StreamFeed] = set()
+        self.feeds: dict[StreamFeed, None] = {}
+        """In the order in which they joined: the simulation repeats a play to the last byte."""
         self.slot = slot
         self.closing: asyncio.TimerHandle | None = None
         """Ends the tail, which has no feed."""
         self._server = server
         client: Any = server.client
         self._own: FastRedis | None = client.separate_client() if isinstance(client, FastRedis) else None
-        self._reading: frozenset[StreamFeed] = frozenset()
+        self._reading: dict[StreamFeed, None] = {}
         self._scope: asyncio.Timeout | None = None
         """Scope of the read that is waiting."""
         self._ending: asyncio.Timeout | None = None
@@ -217,7 +219,7 @@ class Tail:
         if self._own and self._id is None:
             with translated(self._server), suppress(NoPermissionError):
                 self._id = await client.client_id()
-        self._reading = frozenset(feed for feed in self.feeds if len(feed.entries) < ROOM and not feed.unreadable)
+        self._reading = {feed: None for feed in self.feeds if len(feed.entries) < ROOM and not feed.unreadable}
         offsets = _offsets(self._reading)
         if not offsets:
             self._filled.clear()
@@ -249,7 +251,7 @@ class Tail:
             feed.news.set()
 
 
-def _offsets(feeds: frozenset[StreamFeed]) -> dict[str, str]:
+def _offsets(feeds: Iterable[StreamFeed]) -> dict[str, str]:
     """Where to read each stream: at the position of its slowest feed."""
     offsets: dict[str, str] = {}
     for feed in feeds:
@@ -331,13 +333,13 @@ class Hub:
             tail.closing.cancel()
             tail.closing = None
         feed = StreamFeed(tail, stream, position)
-        tail.feeds.add(feed)
+        tail.feeds[feed] = None
         return feed
 
     def close_feed(self, feed: StreamFeed) -> None:
         """Close a feed. A tail without feeds is closed after a while, if it is its slot's only one; else at once."""
         tail = feed.tail
-        tail.feeds.discard(feed)
+        tail.feeds.pop(feed, None)
         if tail.feeds or tail.closing:
             return
         tails = self._tails.get(tail.slot, [])
