@@ -88,10 +88,12 @@ chaos: setup
 	$(BIN)/python -m tests.chaos --seconds $(or $(SECONDS),600) --seed "$(SEED)" \
 		$(if $(BROKEN),--broken $(BROKEN)) $(if $(KEEP),--keep $(KEEP)) $(if $(FAULTS),--faults "$(FAULTS)")
 
-# The services in virtual time under faults, seed by seed; a seed that went wrong is printed: SEEDS= SEED= FAULTS= FLEET=
+# The services in virtual time under faults, seed by seed; a seed that went wrong is printed with its fewest faults: SEEDS= SECONDS=
+# SEED= FAULTS= NUMBERS= FLEET= KEEP=; without each guard of scripts in turn: GUARDS=commit
 simulate-faults: setup
 	$(BIN)/python -m tests.simulated_faults --seeds $(or $(SEEDS),100) --seed $(or $(SEED),1) \
-		--fleet $(or $(FLEET),any) --faults "$(FAULTS)"
+		--fleet $(or $(FLEET),any) --faults "$(FAULTS)" --numbers "$(NUMBERS)" \
+		$(if $(SECONDS),--seconds $(SECONDS)) $(if $(KEEP),--keep "$(KEEP)") $(if $(GUARDS),--guards "$(GUARDS)")
 
 # A steady, mixed load for half an hour at half of the machine's capacity; fails if a resource grows: SECONDS= SHARE= KEEP=
 soak: setup

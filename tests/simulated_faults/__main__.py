@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import math
 import os
 import sys
 import tempfile
@@ -15,7 +16,8 @@ from typing import get_args
 import msgspec
 
 from tests.servers import binary
-from tests.simulated_faults.play import Fleet, Plan, Played, play
+from tests.simulated_faults.guards import guards
+from tests.simulated_faults.play import Fleet, Plan, Played, keep, play
 from tests.simulated_faults.virtual import VirtualServer, clock_library
 
 _NO_RANDOM_ADDRESSES = 0x0040000
@@ -27,8 +29,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulated_faults", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="the first seed (1)")
     parser.add_argument("--seeds", type=int, default=1, help="how many (1)")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin none after this time (no limit)")
     parser.add_argument("--fleet", choices=get_args(Fleet), default="any")
     parser.add_argument("--faults", default="", help="comma-separated names of the faults to inject (all)")
+    parser.add_argument("--numbers", help="comma-separated numbers of the faults to inject (all)")
+    parser.add_argument(
+        "--shrink", action=argparse.BooleanOptionalAction, default=True, help="look for the fewest faults of a bad seed"
+    )
+    parser.add_argument("--keep", metavar="WHY", help="add a bad seed, shrunk, to those that the tests play")
+    parser.add_argument(
+        "--guards",
+        metavar="FILE",
+        help="play the seeds without each guard of the scripts of such a name, until one dies",
+    )
     parser.add_argument("--show", action="store_true", help="print the workers' logs")
     args = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":  # the order of a set is part of a play: by hashes, or by addresses
@@ -39,24 +52,79 @@ def main() -> int:
             {**os.environ, "PYTHONHASHSEED": "0"},
         )
     faults = tuple(filter(None, args.faults.split(",")))
-    ends, bad, faults_met, messages, seconds, began = Counter[str](), list[int](), 0, 0, 0.0, time.monotonic()
+    numbers = [int(number) for number in filter(None, args.numbers.split(","))] if args.numbers else None
+    ends, bad, faults_met, messages, seconds = Counter[str](), list[int](), 0, 0, 0.0
+    began, seed, took = time.monotonic(), args.seed, 0.0
     with tempfile.TemporaryDirectory() as name:
         clocks = clock_library(Path(name))
+        if args.guards is not None:
+            return _try_guards(args.guards, range(args.seed, args.seed + args.seeds), clocks)
         for seed in range(args.seed, args.seed + args.seeds):
-            plan = Plan(seed=seed, fleet=args.fleet, faults=faults, show=args.show)
+            plan = Plan(seed=seed, fleet=args.fleet, faults=faults, numbers=numbers, show=args.show)
             played = _apart(plan, clocks)
             faults_met, messages = faults_met + len(played.faults), messages + played.messages
             seconds += played.seconds
             ends.update(played.ends)
             if played.problems:
                 bad.append(seed)
-                print(f"seed {seed}: {', '.join(played.faults)}", *played.problems, sep="\n", flush=True)
+                print(f"seed {seed}: {_listed(played)}", *played.problems, sep="\n", flush=True)
+                if args.shrink:
+                    plan = _shrunk(plan, played, clocks)
+                    print(f"the fewest: make simulate-faults SEEDS=1 SEED={seed} {_words(plan)}", flush=True)
+                if args.keep:
+                    keep(plan, args.keep)
             if args.seeds == 1:
                 print(f"trace {played.trace}")
-    took = time.monotonic() - began
-    print(f"{args.seeds} seeds, {faults_met} faults, {messages} messages, {seconds:.0f} s in {took:.0f} s")
+            if (took := time.monotonic() - began) > args.seconds:
+                break
+    print(f"{seed + 1 - args.seed} seeds, {faults_met} faults, {messages} messages, {seconds:.0f} s in {took:.0f} s")
     print(f"runs: {', '.join(f'{number} {end}' for end, number in ends.most_common())}; bad seeds: {bad}")
     return 1 if bad else 0
+
+
+def _try_guards(files: str, seeds: range, clocks: Path) -> int:
+    """Print of each guard which seed goes wrong without it. The exit code is 1 if none does for one of them."""
+    alive = 0
+    for guard in guards(files):
+        for seed in seeds:
+            played = _apart(Plan(seed=seed, without=guard), clocks)
+            if played.problems:
+                print(f"{guard}\n    dies of seed {seed}: {played.problems[0][:200]}", flush=True)
+                break
+        else:
+            alive += 1
+            print(f"{guard}\n    no seed goes wrong without it", flush=True)
+    return 1 if alive else 0
+
+
+def _listed(played: Played) -> str:
+    return ", ".join(f"{number}: {fault}" for number, fault in played.faults.items())
+
+
+def _words(plan: Plan) -> str:
+    """The variables of the Makefile that play it, without its seed."""
+    words = {
+        "FLEET": plan.fleet if plan.fleet != "any" else "",
+        "FAULTS": ",".join(plan.faults),
+        "NUMBERS": ",".join(map(str, plan.numbers or ())),
+    }
+    return " ".join(f'{name}="{value}"' for name, value in words.items() if value)
+
+
+def _shrunk(plan: Plan, played: Played, clocks: Path) -> Plan:
+    """Leave out faults, more of them first, as long as something still goes wrong."""
+    numbers = [*played.faults]
+    size = len(numbers) // 2
+    while size:
+        at = 0
+        while at < len(numbers):
+            fewer = msgspec.structs.replace(plan, numbers=numbers[:at] + numbers[at + size :])
+            if fewer.numbers and _apart(fewer, clocks).problems:
+                numbers = [*fewer.numbers]
+            else:
+                at += size
+        size //= 2
+    return msgspec.structs.replace(plan, numbers=numbers)
 
 
 def _apart(plan: Plan, clocks: Path) -> Played:

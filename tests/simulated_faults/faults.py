@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import count
 
 from tests.simulated_faults.fleet import Endpoints, Workers
 from tests.simulated_faults.virtual import VirtualLoop, Wire, command
@@ -31,10 +32,22 @@ _LOOK_S = 0.02
 
 
 class Faults:
-    def __init__(self, loop: VirtualLoop, workers: Workers, endpoints: Endpoints, *, only: Sequence[str] = ()) -> None:
-        """``only``: the names of the faults to inject; empty: all."""
+    """Each fault has a number and chances of its own, so that the others are the same without it."""
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        workers: Workers,
+        endpoints: Endpoints,
+        *,
+        seed: int,
+        only: Sequence[str] = (),
+        numbers: Sequence[int] | None = None,
+    ) -> None:
+        """``only``: the names of the faults to inject; empty: all. ``numbers``: theirs; None: all."""
         self._loop, self._workers, self._endpoints = loop, workers, endpoints
-        self._chance: random.Random = loop.chance
+        self._seed, self._numbers = seed, numbers
+        self._chance = random.Random(f"{seed} faults")
         kinds: dict[str, tuple[int, Callable[[], object]]] = {
             "slow server": (3, self._slow_server),
             "cut": (4, self._cut),
@@ -57,8 +70,8 @@ class Faults:
         assert kinds.keys() >= set(only), f"the faults are {', '.join(kinds)}"
         self._kinds = {name: kinds[name] for name in only or kinds}
         """By name: how often, relative to the others, and what it does."""
-        self.met: list[str] = []
-        """The faults so far, with their times."""
+        self.met: dict[int, str] = {}
+        """The faults so far by number, with their times."""
         self.lost_writes = False
         self._written: deque[tuple[float, int]] = deque(maxlen=round(_LOSSES_S[-1] / _LOOK_S) + 1)
         """When the server had written how much, oldest first."""
@@ -69,11 +82,15 @@ class Faults:
         until, pause_s = loop.now + seconds, self._chance.choice(_PAUSES_S)
         if "lose writes" in self._kinds:
             self._look(until)
-        while loop.now < until:
-            await asyncio.sleep(min(self._chance.expovariate(1 / pause_s), 4.0))
-            name = self._chance.choices([*self._kinds], [weight for weight, _ in self._kinds.values()])[0]
-            self.met.append(f"{loop.now:.2f} {name}")
-            self._kinds[name][1]()
+        for number in count():
+            self._chance = chance = random.Random(f"{self._seed} fault {number}")
+            await asyncio.sleep(min(chance.expovariate(1 / pause_s), 4.0))
+            if loop.now >= until:
+                break
+            name = chance.choices([*self._kinds], [weight for weight, _ in self._kinds.values()])[0]
+            if self._numbers is None or number in self._numbers:
+                self.met[number] = f"{loop.now:.2f} {name}"
+                self._kinds[name][1]()
         loop.round_trip_s, loop.refusing = 0.0, False
         for wire in self._wires():
             wire.up_at = wire.down_at = loop.now

@@ -8,7 +8,7 @@ import logging
 import random
 import traceback
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -36,6 +36,7 @@ from tests.simulated_faults.fleet import (
     settings_in,
     simulated,
 )
+from tests.simulated_faults.guards import Guard, remove
 from tests.simulated_faults.virtual import PROCESS, VirtualLoop, VirtualServer
 from tests.waiting import eventually
 from tokenbus import Client
@@ -45,6 +46,7 @@ from tokenbus.errors import AlreadyDecided, DecisionPending, ServerUnavailable, 
 
 SETTLE_S = 60.0
 """Virtual seconds after the last fault within which all runs end."""
+_KEPT = Path(__file__).with_name("kept.json")
 RUNS = 4
 FAULTS_S = 20.0
 KEYS = Keys("tokenbus", PARTITIONS)
@@ -59,8 +61,30 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     fleet: Fleet = "any"
     faults: Sequence[str] = ()
     """Their names; empty: all."""
+    numbers: Sequence[int] | None = None
+    """Of the faults of this seed; None: all."""
+    without: Guard | None = None
+    """A guard that the scripts lack."""
     show: bool = False
     """Print the workers' logs as they are written."""
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """A play that went wrong once, and does no more."""
+
+    plan: Plan
+    why: str
+
+
+def kept() -> list[Kept]:
+    """Those that the tests play."""
+    return msgspec.json.decode(_KEPT.read_bytes(), type=list[Kept])
+
+
+def keep(plan: Plan, why: str) -> None:
+    """Let the tests play it."""
+    found = [*kept(), Kept(plan=plan, why=why)]
+    _KEPT.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
 
 
 class Played(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,13 +95,16 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     """Virtual time."""
     messages: int
-    faults: Sequence[str]
+    faults: Mapping[int, str]
+    """By number: when, and which."""
     ends: Sequence[str]
     """How each run ended; empty if it did not."""
 
 
 def play(plan: Plan, server: VirtualServer, directory: Path) -> Played:
     """Play against the server, which is new. Changes the process: play only once in each."""
+    if plan.without:
+        remove(plan.without)
     loop = VirtualLoop(plan.seed, server)
     lines: list[str] = []
     _log_to(loop, lines, show=plan.show)
@@ -112,7 +139,7 @@ class _Scene:
         """Run, wait and decision of those who were told that their decision counts."""
         self._lost_writes = False
         self.problems: list[str] = []
-        self.met: Sequence[str] = ()
+        self.met: Mapping[int, str] = {}
         self.ends: list[str] = []
 
     async def play(self) -> None:
@@ -124,7 +151,12 @@ class _Scene:
         url = self._settings.redis_url or ""
         async with Client(url, partitions=PARTITIONS) as client, Server(url) as server:
             await eventually(lambda: len(workers.alive) == len(kinds))
-            faults = Faults(loop, workers, self._endpoints, only=self._plan.faults)
+            faults = Faults(
+                *(loop, workers, self._endpoints),
+                seed=self._plan.seed,
+                only=self._plan.faults,
+                numbers=self._plan.numbers,
+            )
             self.met = faults.met
             talking = Talks(
                 *(server.client, url, KEYS.prefix, chance),

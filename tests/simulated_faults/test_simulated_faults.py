@@ -10,6 +10,8 @@ from shutil import which
 
 import pytest
 
+from tests.simulated_faults.play import Kept, kept
+
 SEEDS = 4
 
 pytestmark = pytest.mark.skipif(not which("cc"), reason="the server's clock needs a C compiler")
@@ -36,7 +38,16 @@ async def _simulated(*words: str) -> str:
 @pytest.mark.timeout(400)
 async def test_nothing_is_lost_doubled_or_out_of_order_in_simulated_time() -> None:
     seed = os.environ.get("TOKENBUS_SEED") or str(random.randrange(10**6))
-    await _simulated("--seed", seed, "--seeds", str(SEEDS))
+    await _simulated("--seed", seed, "--seeds", str(SEEDS), "--no-shrink")
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("one", kept(), ids=[one.why for one in kept()])
+async def test_a_seed_that_went_wrong_once_goes_well(one: Kept) -> None:
+    plan = one.plan
+    numbers = ",".join(map(str, plan.numbers or ()))
+    words = ("--fleet", plan.fleet, "--faults", ",".join(plan.faults), "--numbers", numbers)
+    await _simulated("--seed", str(plan.seed), *words, "--no-shrink")
 
 
 @pytest.mark.timeout(200)
