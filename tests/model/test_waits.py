@@ -99,6 +99,7 @@ class Waits(RuleBasedStateMachine):
                 KEYS.topic(0, "turns"),
                 KEYS.lease(0, "parser"),
                 KEYS.log(run),
+                KEYS.run(run),
                 open_runs=KEYS.open_runs(0),
                 ended_runs=KEYS.ended_runs(0),
                 run=run,

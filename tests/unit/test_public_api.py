@@ -27,7 +27,7 @@ FACADE = {
         ToolChoice ToolProgress ToolResultPart UnknownEvent UrlSource Usage UsageReported __version__ blob_id_of
         coalesced restore_from_storage sanitize_for_storage unnamed_where
         Append Configure Delete HistoryBound Interrupt Rewrite SessionMessage Withdraw
-        Answer Approval Condition Excluded Resumed ToolResult WaitFate WaitInfo Waiting
+        Answer Approval ChildEnded ChildStarted Condition Excluded Resumed ToolResult WaitFate WaitInfo Waiting
         Appended Configured Delivered Fate Returned RunEnded Receipt Session SessionCursor SessionInfo SessionStep
     """,
     "tokenbus.policy": """

@@ -203,6 +203,38 @@ export interface Cancelled {
 }
 
 /**
+ * A child run has ended, and its text is the result of its call, which follows.
+ */
+export interface ChildEnded {
+  type: "child_ended";
+  run: string;
+  seq: number;
+  turn: number;
+  attempt: number;
+  block: number;
+  tool_id: string;
+  tool_name: string;
+  child: string;
+  status: "cancelled" | "completed" | "failed" | "incomplete" | "lost";
+  error?: ErrorInfo;
+}
+
+/**
+ * A tool call begins a child run. If the run ends first, the child may never begin.
+ */
+export interface ChildStarted {
+  type: "child_started";
+  run: string;
+  seq: number;
+  turn: number;
+  attempt: number;
+  block: number;
+  tool_id: string;
+  tool_name: string;
+  child: string;
+}
+
+/**
  * A piece of one block's content. A block's chunks concatenate to exactly its content.
  *
  * For a tool call, the pieces with ``tool_call_part == "input"`` concatenate to its ``arguments``.
@@ -395,6 +427,7 @@ export interface Generate {
   model: string;
   messages: Message[];
   id?: string;
+  parent?: string;
   mode?: "chat" | "prefill";
   system?: string | TextPart[];
   tools?: Tool[];
@@ -596,7 +629,7 @@ export interface ProviderModel {
   model: string;
 }
 
-export type PublicEvent = Chunk | BlockStarted | ImagePreview | BlockProgress | BlockComplete | ToolProgress | Started | Answering | Retrying | Restarted | Waiting | Resumed | UsageReported | Completed | Incomplete | RunFailedEvent | Cancelled;
+export type PublicEvent = Chunk | BlockStarted | ImagePreview | BlockProgress | BlockComplete | ToolProgress | Started | Answering | Retrying | Restarted | Waiting | Resumed | ChildStarted | ChildEnded | UsageReported | Completed | Incomplete | RunFailedEvent | Cancelled;
 
 export type Request = Generate | Cancel | Append | Approval | Answer | ToolResult;
 
@@ -713,7 +746,7 @@ export interface RunFailedEvent {
   error: ErrorInfo;
 }
 
-export type RunTopicEvent = Started | Answering | Retrying | Restarted | Waiting | Resumed | UsageReported | Completed | Incomplete | RunFailedEvent | Cancelled;
+export type RunTopicEvent = Started | Answering | Retrying | Restarted | Waiting | Resumed | ChildStarted | ChildEnded | UsageReported | Completed | Incomplete | RunFailedEvent | Cancelled;
 
 export type SessionEvent = Configured | Appended | Delivered | Returned | RunEnded;
 
@@ -749,6 +782,7 @@ export interface Started {
   fallback?: ProviderModel[];
   notes?: string[];
   participant?: string;
+  parent?: string;
 }
 
 export type TerminalEvent = Completed | Incomplete | RunFailedEvent | Cancelled;

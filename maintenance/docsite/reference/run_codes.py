@@ -48,6 +48,7 @@ CODES: dict[str, Told] = {
     "body_ratio": Told("limit", False, "The answer grows too much when it is decompressed."),
     "body_undecodable": Told("protocol", True, "The compressed answer cannot be decompressed."),
     "cancelled": Told("unknown", False, "The provider cancelled the response."),
+    "child_lost": Told("internal", False, "Of a child run: it ended, and nothing of it was left to read."),
     "connect_timeout": Told("timeout", True, "No connection within `connect_timeout_s`."),
     "deadline": Told("timeout", False, "The request's `deadline_s` passed."),
     "disk": Told("internal", True, "The fetcher's disk could not hold an image."),

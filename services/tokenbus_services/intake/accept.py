@@ -31,6 +31,7 @@ from tokenbus.core.nearest_name import nearest
 from tokenbus.core.request.parse import decode_with_notes, rejected_append, rejected_run_id
 from tokenbus.core.request.validate import all_choices
 from tokenbus.errors import PoisonRequest, RequestError, RequestInvalid, SettingsError, TokenbusError, WireError
+from tokenbus.events.child_runs import parent_call
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import (
     PolicyPlan,
@@ -280,9 +281,12 @@ class Intake:
     async def _locate(self, run: str | None) -> None:
         """Note where the run is: it may exist by an earlier number of partitions, as this request's or a cancel's."""
         if run is not None:
-            await retry_until_available(
+            there = await retry_until_available(
                 self._server, lambda: locate(self._server, self._keys, run), what="look-up of a run's partition"
             )
+            if not there and (above := parent_call(run)):  # it begins where its parent is
+                await self._locate(above[0])
+                self._keys.note(run, self._keys.partition_of(above[0]))
 
     async def _policy_plan(self, request: Generate) -> PolicyPlan | None:
         """Return the run's policies; None, regardless of routes, if a policy published the request."""

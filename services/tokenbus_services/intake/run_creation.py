@@ -25,6 +25,8 @@ from tokenbus.bus.run_record import (
     RECORD,
     REQUEST,
     TENANT,
+    call_field,
+    child_field,
     newest_seq,
 )
 from tokenbus.bus.scripts.fair_order import URGENT_BYTES
@@ -39,6 +41,7 @@ from tokenbus.core.request.bounds import MAX_TENANT_CHARS, id_of_entry, tenant_o
 from tokenbus.core.request.parse import decode_request
 from tokenbus.core.request.validate import all_choices, check_heard
 from tokenbus.errors import RequestInvalid
+from tokenbus.events.child_runs import parent_call
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import (
     CONTROL_ATTEMPT,
@@ -58,7 +61,7 @@ from tokenbus.events.requests import Cancel, Generate, HistoryBound
 from tokenbus.providers import registry
 from tokenbus_services.intake.usable_fallbacks import meets
 from tokenbus_services.intake.waits import tool_waits
-from tokenbus_services.settings import RecordSettings, Settings
+from tokenbus_services.settings import RecordSettings, RunTool, Settings
 from tokenbus_services.telemetry import NO_TRACER, RunTracer, Span
 
 
@@ -161,6 +164,7 @@ class RunCreation:
             deadline_after_ms=round(request.deadline_s * 1000) if request.deadline_s else 0,
             webhooks=tuple(dict.fromkeys([*request.webhooks, *self._told_of_every_run])),
             waits=tool_waits(request, self._settings),
+            begins_runs=self._begins_runs(request),
         )
         fields: list[scripts.Arg] = [REQUEST, msgspec.json.encode(request)]
         fields += [PROVIDER, request.provider, MODEL, request.model]
@@ -171,6 +175,10 @@ class RunCreation:
         if accepted.record and self._settings.records:
             fields += [RECORD, self._settings.records.raw_bytes]
         return accepted, fields
+
+    def _begins_runs(self, request: Generate) -> dict[str, int]:
+        declared = [(tool.name, self._settings.tools.get(tool.name)) for tool in request.tools]
+        return {name: round(tool.timeout_s * 1000) for name, tool in declared if isinstance(tool, RunTool)}
 
     def _plan(self, request: Generate) -> FallbackPlan:
         """What depends on the provider and model, for one choice of the request."""
@@ -189,12 +197,14 @@ class RunCreation:
         self, run: str, frame: EventFrame, work: bytes, fields: list[scripts.Arg], tenant: str
     ) -> scripts.ScriptCall:
         keys, partition = self._keys, self._keys.partition_of(run)
+        above = parent_call(run)
         return scripts.accept(
             keys.run(run),
             keys.topic(partition, "events"),
             keys.topic(partition, "turns"),
             keys.lease(partition, "parser"),
             keys.log(run),
+            keys.within(partition).run(above[0]) if above else keys.run(run),
             open_runs=keys.open_runs(partition),
             ended_runs=keys.ended_runs(partition),
             of_tenant=(keys.open_runs(partition, tenant), keys.ended_runs(partition, tenant)) if tenant else (),
@@ -205,6 +215,8 @@ class RunCreation:
             work=work,
             fields=fields,
             epoch=keys.epoch,
+            parent_call=call_field(above[1]) if above else "",
+            parent_child=child_field(above[1]) if above else "",
         )
 
     def reject(self, run: str, item: QueueItem, error: ErrorInfo) -> scripts.ScriptCall:

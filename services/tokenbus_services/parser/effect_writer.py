@@ -44,15 +44,18 @@ from tokenbus.core.run.effects import (
 from tokenbus.core.run.gated_run import GatedRun
 from tokenbus.core.run.state import RunState
 from tokenbus.core.run.state_machine import RunMachine
+from tokenbus.events.child_runs import parent_call
 from tokenbus.events.decisions import Decided
 from tokenbus.events.decisions import decoder as decided_decoder
 from tokenbus.events.decisions import encode as encode_decided
-from tokenbus.events.frames import ANY_FRAME, Control, Drafts, Lost, RawFrame, ToolWork, encode
+from tokenbus.events.frames import ANY_FRAME, CancelRequested, Control, Drafts, Lost, RawFrame, ToolWork, encode
 from tokenbus.events.notices import MOST_FIELD_BYTES, Notice, encode_notice
 from tokenbus.events.public import Incomplete, RunFailedEvent, TerminalEvent, Waiting
 from tokenbus.events.sessions import SessionRun, session_run
 from tokenbus.events.waits import MAX_TIMEOUT_S, WaitInfo
 
+PARENT_ENDED = "the run whose tool call began this run has ended"
+"""Why a child run is cancelled."""
 KEEP_WAITS_MS = round((MAX_TIMEOUT_S + 86_400) * 1000)
 """A wait that was listed so long ago is not open any more."""
 
@@ -66,6 +69,8 @@ class EffectWriter:
         self._tools = keys.topic(partition, "tools")
         self._raw = keys.topic(partition, "raw")
         self._control = keys.topic(partition, "control")
+        self._events = keys.topic(partition, "events")
+        self._parser_lease = keys.lease(partition, "parser")
         self._records = keys.topic(partition, "records")
         self._notices = keys.topic(partition, "notices")
         self._normalizer_lease = keys.lease(partition, "normalizer")
@@ -124,6 +129,7 @@ class EffectWriter:
         self._close_attempt(s.run, s.turn, s.attempt, f"the run is {status}", commit)
         commit.put(run_key, STATUS, status, RESULT, last, *_summary(s, end))
         self._list_ended(s, commit)
+        self._end_in_tree(s, commit)
         of_session = session_run(s.run)
         self._lifetimes.end(commit, run_key, log, of_session=of_session is not None)
         if of_session:
@@ -131,6 +137,17 @@ class EffectWriter:
         if s.accepted.record:
             self._lifetimes.end(commit, self._keys.tape(s.run))
             commit.append(self._records, [s.run, status])
+
+    def _end_in_tree(self, s: RunState, commit: Commit) -> None:
+        """Cancel the run's children, and ask for its own result if a call waits for it."""
+        for child in (p.child for p in s.calls if p.child and not (p.result and p.result.child_end)):
+            inputs = (self._events, self._raw, self._control, self._parser_lease, self._normalizer_lease)
+            event, notice = msgspec.msgpack.encode(CancelRequested(PARENT_ENDED)), encode(Control(child))
+            commit.cancel_child(self._keys.run(child), inputs, run=child, event=event, control_frame=notice)
+        if above := parent_call(s.run):
+            parent, block = above
+            look = ToolWork(parent, 0, 0, block, "", "", "", tenant=tenant_of(s.accepted.metadata), child=s.run)
+            commit.append(self._tools, [parent, encode(look)])
 
     def tell(self, s: RunState, event: TerminalEvent | Waiting, commit: Commit) -> None:
         """Tell the run's webhooks of this event."""
@@ -163,7 +180,7 @@ class EffectWriter:
             run_key=keys.run(s.run),
             logs=(keys.log(s.run), keys.log(following)),
             next_key=keys.run(following),
-            inputs=(keys.topic(self._partition, "events"), self._turns, keys.lease(self._partition, "parser")),
+            inputs=(self._events, self._turns, self._parser_lease),
             indexes=self._indexes(s),
             sessions=(keys.sessions(self._partition), keys.sessions(self._partition, tenant_of(s.accepted.metadata))),
             run=s.run,
@@ -185,18 +202,16 @@ class EffectWriter:
             )
 
     def _run_tools(self, s: RunState, work: Sequence[ToolWork], commit: Commit) -> None:
-        metadata = s.accepted.metadata
-        whose = {"tenant": tenant_of(metadata), "metadata": metadata or None, "traceparent": s.accepted.traceparent}
         for call in work:
             commit.put(self._keys.run(s.run), call_field(call.block), call_fence(call.attempt, len(call.answers)))
-            commit.append(self._tools, [s.run, encode(msgspec.structs.replace(call, **whose))])
+            commit.append(self._tools, [s.run, handed_out(s, call)])
+        if any(call.child for call in work):
+            self._keep(s, s.seen_ms, commit)
 
     def _wait(self, s: RunState, info: WaitInfo, commit: Commit) -> None:
         """Open the wait, and keep the run until some time after the deadline of all its waits."""
-        run_key = self._keys.run(s.run)
-        waits_ms = max([info.deadline_ms, *(p.wait.deadline_ms for p in s.calls if p.wait)]) - info.since_ms
         commit.wait(
-            run_key,
+            self._keys.run(s.run),
             self._waiting(s),
             run=s.run,
             wait=info.wait,
@@ -204,7 +219,13 @@ class EffectWriter:
             since_ms=info.since_ms,
             keep_ms=KEEP_WAITS_MS,
         )
-        self._lifetimes.renew(commit, run_key, self._keys.log(s.run), more_ms=waits_ms)
+        self._keep(s, info.since_ms, commit)
+
+    def _keep(self, s: RunState, at_ms: int, commit: Commit) -> None:
+        """Keep the run until some time after all that it waits for is over."""
+        children = [s.accepted.begins_runs[p.runs.name] for p in s.calls if p.child and p.result is None]
+        waits_ms = max([*children, *(p.wait.deadline_ms - at_ms for p in s.calls if p.wait)])
+        self._lifetimes.renew(commit, self._keys.run(s.run), self._keys.log(s.run), more_ms=waits_ms)
         if s.accepted.record:
             self._lifetimes.renew(commit, self._keys.tape(s.run), more_ms=waits_ms)
         if of := session_run(s.run):
@@ -245,6 +266,13 @@ class EffectWriter:
         closed = encode(Control(run, "closed", attempt))
         places = (self._raw, self._normalizer_lease, self._control)
         commit.close_attempt(self._keys.run(run), attempt, *places, run=run, lost=lost, control_frame=closed)
+
+
+def handed_out(s: RunState, call: ToolWork) -> bytes:
+    """The call as an entry of `tools` has it."""
+    metadata = s.accepted.metadata
+    whose = {"tenant": tenant_of(metadata), "metadata": metadata or None, "traceparent": s.accepted.traceparent}
+    return encode(msgspec.structs.replace(call, **whose))
 
 
 def _notice(s: RunState, event: TerminalEvent | Waiting) -> Notice:

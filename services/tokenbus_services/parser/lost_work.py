@@ -61,8 +61,13 @@ class LostWork:
         for s in await self._missing_in(partition, "turns", "streaming", silent, states):
             if await self._close(partition, s) == b"closed" and await self._will_not_come(partition, s):
                 found.runs.append(s)
+        open_runs = {s.run for s in states}
         for s in await self._missing_in(partition, "tools", "tools", silent, states):
-            found.calls += [(s, call) for call in s.calls if call.result is None and call.wait is None]
+            found.calls += [
+                (s, call)
+                for call in s.calls
+                if call.result is None and call.wait is None and call.child not in open_runs
+            ]
         return found
 
     async def _missing_in(

@@ -28,12 +28,15 @@ from tokenbus.bus.server.stream_reader import id_key
 from tokenbus.bus.stage.stage import Stage
 from tokenbus.core.request.bounds import tenant_of
 from tokenbus.core.run.state import OpenWait, PendingCall, RunState
+from tokenbus.core.run.tool_calls import work_of
 from tokenbus.core.run.waits import NO_RESULT as NO_CLIENT_RESULT
 from tokenbus.core.run.waits import NOBODY, waits_only
+from tokenbus.events.child_runs import parent_call
 from tokenbus.events.frames import (
     CONTROL_ATTEMPT,
     HAS_ENDED,
     BusEvent,
+    CancelRequested,
     Control,
     DeadlinePassed,
     EventFrame,
@@ -41,6 +44,7 @@ from tokenbus.events.frames import (
     WaitDecided,
     encode,
 )
+from tokenbus_services.parser.effect_writer import PARENT_ENDED, handed_out
 from tokenbus_services.parser.index_keeper import IndexKeeper
 from tokenbus_services.parser.logic import ParserLogic
 from tokenbus_services.parser.lost_work import LostWork
@@ -150,7 +154,14 @@ class TimeoutClock:
                 calls += [self._abandonment(partition, *found) for found in closed]
                 lost = await self._lost.look(partition, silent, self._logics[partition].states())
                 calls += [self._attempt_timeout(partition, s) for s in lost.runs]
-                calls += [self._tool_timeout(partition, s, p, LOST_CALL) for s, p in lost.calls]
+                calls += [self._tool_timeout(partition, s, p, LOST_CALL) for s, p in lost.calls if not p.child]
+                for s, p in lost.calls:
+                    if p.child:  # whatever was lost, the worker finds the child as it is
+                        log.warning("child_asked_for_again", run=s.run, child=p.child)
+                        await self._server.client.xadd(
+                            self._keys.topic(partition, "tools"), {s.run: handed_out(s, work_of(s, p))}
+                        )
+                calls += self._orphans(partition)
         if calls:
             await self._send(calls)
 
@@ -209,6 +220,31 @@ class TimeoutClock:
         if same and await read_lag(self._server.client, self._keys.lease(partition, "parser")):
             return []
         return same
+
+    def _orphans(self, partition: int) -> list[scripts.ScriptCall]:
+        """Cancel child runs whose parent ended without doing so: its state was unreadable, or a fail-over lost that.
+
+        A parent is accepted before its children, in the same log, so one that is not open here has ended.
+        """
+        states = {s.run for s in self._logics[partition].states()}
+        keys, calls = self._keys.within(partition), list[scripts.ScriptCall]()
+        for run in states:
+            if (above := parent_call(run)) and above[0] not in states:
+                call = scripts.cancel(
+                    keys.run(run),
+                    keys.topic(partition, "events"),
+                    keys.topic(partition, "raw"),
+                    keys.topic(partition, "control"),
+                    parser_lease=keys.lease(partition, "parser"),
+                    normalizer_lease=keys.lease(partition, "normalizer"),
+                    run=run,
+                    awaited_ms=1,
+                    frame=self._frame(CancelRequested(PARENT_ENDED)),
+                    control_frame=encode(Control(run)),
+                    epoch=self._keys.epoch,
+                )
+                calls.append(call)
+        return calls
 
     # --- expired ----------------------------------------------------------------------------------------
 
@@ -366,6 +402,7 @@ class Timeouts(msgspec.Struct, frozen=True):
                 if (
                     pending.result is None
                     and pending.wait is None
+                    and not pending.child  # which has a deadline
                     and now_ms - max(s.seen_ms, stood_until_ms) > allowed_s * 1000
                 ):
                     yield pending

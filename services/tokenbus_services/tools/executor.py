@@ -34,6 +34,7 @@ from tokenbus_services.settings import (
     McpSettings,
     McpStdio,
     PythonTool,
+    RunTool,
     Settings,
     ToolSettings,
 )
@@ -142,6 +143,16 @@ class ToolExecutor:
         elapsed = round((time.monotonic() - began) * 1000)
         _log.info("tool_called", run=call.run, turn=call.turn, block=call.block, tool=call.name, kind=kind, ms=elapsed)
         return outcome
+
+    def arguments(self, call: ToolCall) -> dict[str, object]:
+        """The call's arguments, as its tool takes them. Raises ToolFailure."""
+        if (declared := self._registry.get(call.name)) is None:
+            raise ToolFailure(call.name, "unknown_tool", f"unknown tool {call.name[:80]!r}")
+        return _arguments(call, declared)
+
+    async def outcome(self, text: str, *, is_error: bool) -> ToolOutcome:
+        """A text as the result of a call: of a bounded size, without secrets."""
+        return self._failed(text) if is_error else await self._results.text(Text(text))
 
     async def _run(self, call: ToolCall, progress: Deliver | None) -> ToolOutcome:
         declared = self._registry.get(call.name)
@@ -332,20 +343,25 @@ class ToolRegistry:
             case PythonTool():
                 return PythonFunctionTool(name, settings, self._executors)
             case ClientTool():
-                return _RunByClients()
+                return _RunElsewhere("only a client of the run can execute this tool")
+            case RunTool():
+                return _RunElsewhere("this tool begins runs, and was declared otherwise when this run began")
             case HttpTool():
                 endpoint = EndpointTool(name, settings, env, learn=self._learn)
                 self._endpoints.append(endpoint)
                 return endpoint
 
 
-class _RunByClients:
-    """A tool whose calls never come here, because they wait for a client's result."""
+class _RunElsewhere:
+    """A tool whose calls never come here, because they wait for a client's result or for that of a child run."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
 
     async def run(
         self, call: ToolCall, arguments: dict[str, object], context: ToolContext, results: Results
     ) -> Text | ToolOutcome:
-        raise ToolFailure(call.name, "unavailable", "only a client of the run can execute this tool")
+        raise ToolFailure(call.name, "unavailable", self._why)
 
 
 def _mcp_servers(

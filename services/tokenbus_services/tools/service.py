@@ -25,8 +25,10 @@ from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.work_queue import QueueItem
+from tokenbus.errors import ToolFailure
 from tokenbus.events.frames import (
     CONTROL_ATTEMPT,
+    ChildEnd,
     Control,
     EventFrame,
     ToolAsked,
@@ -42,9 +44,10 @@ from tokenbus_services.runtime.mcp_tool_cache import McpToolCache
 from tokenbus_services.runtime.metrics import DeadLetterMetrics
 from tokenbus_services.runtime.queue_work import QueueWork, dead_letter_run
 from tokenbus_services.runtime.worker_core import DeploymentAgreement
-from tokenbus_services.settings import Settings
+from tokenbus_services.settings import RunTool, Settings
 from tokenbus_services.telemetry import NO_TRACER, RunTracer, Span
 from tokenbus_services.telemetry.tracer import shown_json
+from tokenbus_services.tools.child_runs import ChildCall, ChildRuns, Found
 from tokenbus_services.tools.executor import ToolCall, ToolExecutor, ToolOutcome
 
 if TYPE_CHECKING:
@@ -79,6 +82,7 @@ class ToolService:
         self._executor = executor
         self._metrics = metrics
         self._tracer = tracer
+        self._children = ChildRuns(server, settings)
         self.calls = QueueWork(
             server,
             settings,
@@ -136,6 +140,9 @@ class ToolService:
     async def _work(self, item: QueueItem) -> None:
         for data in item.fields.values():
             work = tool_decoder.decode(data)
+            if work.child:
+                await self._look_at_child(work, item.deliveries)
+                continue
             if item.deliveries > 1 and not await self._is_open(work):
                 continue  # its worker died after delivering the result, or nothing waits for it
             begin_ms = self._server.clock.now_ms()
@@ -144,27 +151,56 @@ class ToolService:
                 outcome = ToolOutcome(problem, is_error=True)
             else:
                 begin = time.perf_counter()
-                call = ToolCall(
-                    run=work.run,
-                    turn=work.turn,
-                    block=work.block,
-                    tool_id=work.tool_id,
-                    name=work.name,
-                    arguments=work.arguments,
-                    free_text=work.free_text,
-                    timeout_s=work.timeout_s,
-                    tenant=work.tenant,
-                    metadata=work.metadata or {},
-                    traceparent=self._tracer.handed_on(*span_of(work)),
-                    answers=work.answers,
-                    state=work.state,
-                )
+                call = self._call(work)
                 with self._tracer.working(*span_of(work)):
                     outcome = await self._executor.execute(call, partial(self._progress, work))
                 self._metrics.ran(time.perf_counter() - begin, outcome.kind)
             await self._deliver_result(work, outcome)
             if not outcome.asked:
                 self._record_call(work, outcome, begin_ms=begin_ms, delivery=item.deliveries)
+
+    def _call(self, work: ToolWork) -> ToolCall:
+        return ToolCall(
+            run=work.run,
+            turn=work.turn,
+            block=work.block,
+            tool_id=work.tool_id,
+            name=work.name,
+            arguments=work.arguments,
+            free_text=work.free_text,
+            timeout_s=work.timeout_s,
+            tenant=work.tenant,
+            metadata=work.metadata or {},
+            traceparent=self._tracer.handed_on(*span_of(work)),
+            answers=work.answers,
+            state=work.state,
+        )
+
+    async def _look_at_child(self, work: ToolWork, deliveries: int) -> None:
+        """Publish the child run of a call, or deliver its result, or leave it alone while it runs."""
+        begin_ms, found = self._server.clock.now_ms(), await self._children.look(work)
+        match found:
+            case None:
+                return
+            case Found(attempt, text, end):
+                outcome = await self._executor.outcome(text, is_error=end.status != "completed")
+            case ChildCall(attempt):
+                try:
+                    if deliveries > MOST_DELIVERIES:
+                        problem = f"the tool's worker was lost {deliveries - 1} times"
+                        raise ToolFailure(work.name, "unavailable", problem)
+                    tool, call = self._settings.tools.get(work.name), self._call(work)
+                    if not isinstance(tool, RunTool):
+                        raise ToolFailure(work.name, "unknown_tool", f"no tool {work.name!r} begins runs here")
+                    arguments = self._executor.arguments(call)
+                    await self._children.publish(work, found, tool, arguments, call.traceparent)
+                except ToolFailure as e:
+                    end, outcome = None, await self._executor.outcome(e.problem, is_error=True)
+                else:
+                    log.info("child_published", run=work.run, tool=work.name, child=work.child)
+                    self._record_call(work, ToolOutcome(""), begin_ms=begin_ms, delivery=deliveries)
+                    return
+        await self._deliver_result(msgspec.structs.replace(work, attempt=attempt), outcome, end)
 
     def _record_call(self, work: ToolWork, outcome: ToolOutcome, *, begin_ms: int, delivery: int) -> None:
         """Record the span of a call that is over. ``delivery`` counts the workers that tried it."""
@@ -213,8 +249,9 @@ class ToolService:
     async def _progress(self, work: ToolWork, report: ToolReported) -> None:
         await run_script(self._server, self._script_call(scripts.tool_progress, work, report))
 
-    async def _deliver_result(self, work: ToolWork, outcome: ToolOutcome) -> None:
-        returned = ToolReturned(work.block, outcome.content, outcome.is_error, outcome.blob_id, list(outcome.images))
+    async def _deliver_result(self, work: ToolWork, outcome: ToolOutcome, child_end: ChildEnd | None = None) -> None:
+        images = list(outcome.images)
+        returned = ToolReturned(work.block, outcome.content, outcome.is_error, outcome.blob_id, images, child_end)
         call = self._script_call(scripts.tool_result, work, outcome.asked or returned)
         taken = await retry_until_available(self._server, lambda: run_script(self._server, call), what="tool result")
         log.info("tool_returned", run=work.run, tool=work.name, kind=outcome.kind, taken=bool(taken))

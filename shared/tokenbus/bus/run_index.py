@@ -16,6 +16,7 @@ from tokenbus.bus import run_record as fields
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.run_record import ENDED, UNENDED, status_of
 from tokenbus.bus.server.error_replies import is_alien
+from tokenbus.events.child_runs import parent_call
 from tokenbus.events.run_info import ListedState, RunInfo
 
 COMMANDS = 1000
@@ -203,6 +204,7 @@ def _summary(run: str, values: Any) -> Summary | None:
         provider=_text(provider),
         model=_text(model),
         tenant=_text(tenant),
+        parent=above[0] if (above := parent_call(run)) else None,
         turn=int(turn or 0),
         attempt=int(attempt or 1),
         events=int(seq or 0),

@@ -134,6 +134,11 @@ def call_fence(attempt: int, answers: int) -> str:
     return f"{attempt}.{answers}" if answers else str(attempt)
 
 
+def child_field(block: int) -> str:
+    """Field that exists once the child run of this block's call was accepted; it is accepted once."""
+    return f"child:{block}"
+
+
 def wait_field(wait: str) -> str:
     """Field that exists while this wait is open: what is waited for (`WaitInfo`), as JSON."""
     return f"wait:{wait}"

@@ -170,6 +170,7 @@ def _linked(request: Generate, run: str, how: How, again: int, messages: Sequenc
     return msgspec.structs.replace(
         request,
         id=derived_id(run, how, again),
+        parent=None,
         messages=list(messages),
         metadata={**(request.metadata or {}), f"{how}_of": run},
     )

@@ -138,6 +138,8 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="
     """The receivers of webhooks that are told of its end."""
     waits: dict[str, ToolWaits] = {}
     """By tool; tools whose calls wait for nobody are left out."""
+    begins_runs: dict[str, int] = {}
+    """The tools whose calls begin child runs, and the time in ms that one may take."""
 
 
 # What fetchers write to `raw`: the provider's bytes as they were read, and what happened to the call.
@@ -309,6 +311,8 @@ class ToolWork(msgspec.Struct, frozen=True, array_like=True):
     """To the questions that the call has asked, in order."""
     state: str = ""
     """What the call left with its last question."""
+    child: str = ""
+    """The child run that the call begins. Without a ``name`` that run has ended, and its result is asked for."""
 
 
 class Control(msgspec.Struct, frozen=True, array_like=True):
@@ -364,6 +368,15 @@ class ToolReturned(msgspec.Struct, frozen=True, array_like=True, tag="tool_resul
     is_error: bool
     blob_id: str | None = None
     images: list[ResultImage] = []
+    child_end: ChildEnd | None = None
+    """Of a call that began a child run."""
+
+
+class ChildEnd(msgspec.Struct, frozen=True, array_like=True):
+    """How a child run ended."""
+
+    status: Literal["completed", "incomplete", "failed", "cancelled", "lost"]
+    error: ErrorInfo | None = None
 
 
 class ToolReported(msgspec.Struct, frozen=True, array_like=True, tag="tool_progress"):

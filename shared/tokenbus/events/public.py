@@ -85,7 +85,7 @@ class Chunk(Event, frozen=True, kw_only=True, tag="chunk"):
     visible: bool
     """True only for content meant for people to see or hear."""
     depth: int
-    """Always 0: blocks are never nested. A call ends the thinking around it, which continues as a new block."""
+    """Of the run in its tree: 0 for a run that a client began, 1 for one that a call of it began, and so on."""
     tool_call_part: ToolCallPart | None = None
     tool_id: str | None = None
     tool_name: str | None = None
@@ -213,6 +213,8 @@ class Started(Event, frozen=True, kw_only=True, tag="started"):
     """Parts of the request that have no effect, and why; one sentence each."""
     participant: str | None = None
     """The model's participant name, if the request gave one."""
+    parent: str | None = None
+    """The run whose tool call began this run; its id and the block of the call make this run's id."""
 
 
 class Answering(Event, frozen=True, kw_only=True, tag="answering"):
@@ -302,6 +304,29 @@ class Resumed(Event, frozen=True, kw_only=True, tag="resumed"):
     """Of an answer: JSON."""
 
 
+class ChildStarted(Event, frozen=True, kw_only=True, tag="child_started"):
+    """A tool call begins a child run. If the run ends first, the child may never begin."""
+
+    block: int
+    """The call's block."""
+    tool_id: str
+    tool_name: str
+    child: str
+    """The child run's id."""
+
+
+class ChildEnded(Event, frozen=True, kw_only=True, tag="child_ended"):
+    """A child run has ended, and its text is the result of its call, which follows."""
+
+    block: int
+    tool_id: str
+    tool_name: str
+    child: str
+    status: Literal["completed", "incomplete", "failed", "cancelled", "lost"]
+    """``lost``: it ended, but nothing of it was left to read."""
+    error: ErrorInfo | None = None
+
+
 class UsageReported(Event, frozen=True, kw_only=True, tag="usage"):
     """Token counts of the turn just ended, or of an attempt that another continues, and of the run so far."""
 
@@ -379,7 +404,8 @@ class UnknownEvent(Event, frozen=True, kw_only=True, tag="unknown"):
 
 BlockEvent = BlockStarted | ImagePreview | BlockProgress | BlockComplete
 TerminalEvent = Completed | Incomplete | RunFailedEvent | Cancelled
-RunEvent = Started | Answering | Retrying | Restarted | Waiting | Resumed | UsageReported | TerminalEvent
+ChildEvent = ChildStarted | ChildEnded
+RunEvent = Started | Answering | Retrying | Restarted | Waiting | Resumed | ChildEvent | UsageReported | TerminalEvent
 PublicEvent = Chunk | BlockEvent | ToolProgress | RunEvent | UnknownEvent
 
 ChunkTopicEvent = Chunk | UnknownEvent

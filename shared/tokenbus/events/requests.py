@@ -298,6 +298,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     model: Name
     messages: Annotated[list[Message], Meta(min_length=1)]
     id: RunId | None = None
+    parent: RunId | None = None
+    """The run whose tool call begins this run. Only tool executors set it; ``id`` follows from it and the call."""
     mode: Mode = "chat"
     system: str | list[TextPart] | None = None
     tools: list[Tool] = []

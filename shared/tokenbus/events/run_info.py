@@ -28,6 +28,8 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     model: str | None = None
     """The model of that provider, as requests name it."""
     tenant: str | None = None
+    parent: str | None = None
+    """The run whose tool call began this one."""
     turn: int = 0
     """The current or last turn, counted from 0."""
     attempt: int = 1

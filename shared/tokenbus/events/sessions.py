@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from tokenbus.events.child_runs import root_of
 from tokenbus.events.requests import SessionItem
 
 DIGEST_CHARS = 24
@@ -26,7 +27,10 @@ def session_ref(tenant: str, name: str) -> str:
 
 
 def placing(name: str) -> str:
-    """The part of a run's id that decides its partition: all of it, or for a session's run that of the session."""
+    """The part of a run's id that decides its partition: for a child run that of its tree's root, of which for a
+    session's run that of the session.
+    """
+    name = root_of(name)
     return name[: DIGEST_CHARS + 2] if name.startswith("s.") and _NAME.match(name) else name
 
 

@@ -31,6 +31,7 @@ class Listed:
             keys.topic(partition, "turns"),
             keys.lease(partition, "parser"),
             keys.log(run),
+            keys.run(run),
             open_runs=keys.open_runs(partition),
             ended_runs=keys.ended_runs(partition),
             of_tenant=self._of_tenant(run) or (),

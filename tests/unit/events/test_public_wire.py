@@ -23,6 +23,8 @@ from tokenbus.events.public import (
     BlockProgress,
     BlockStarted,
     Cancelled,
+    ChildEnded,
+    ChildStarted,
     Chunk,
     Completed,
     ImagePreview,
@@ -47,6 +49,7 @@ from tokenbus.events.public import (
 from tokenbus.events.usage import Usage
 
 AT: dict[str, Any] = {"run": "r1", "seq": 4, "turn": 1, "attempt": 2}
+OF_CALL: dict[str, Any] = {"block": 2, "tool_id": "c1", "tool_name": "help"}
 CALL: dict[str, Any] = {"wait": "2.0", "what": "approval", "block": 2, "tool_id": "c1", "tool_name": "pay"}
 CALL_JSON = ',"wait":"2.0","what":"approval","block":2,"tool_id":"c1","tool_name":"pay"'
 HEAD = '"run":"r1","seq":4,"turn":1,"attempt":2'
@@ -182,9 +185,10 @@ FULL: list[tuple[PublicEvent, str]] = [
             fallback=[OTHER],
             notes=["n"],
             participant="Claude",
+            parent="r",
         ),
         '{"type":"started",' + HEAD + ',"provider":"anthropic","model":"m","metadata":{"call":7},'
-        '"fallback":[' + OTHER_JSON + '],"notes":["n"],"participant":"Claude"}',
+        '"fallback":[' + OTHER_JSON + '],"notes":["n"],"participant":"Claude","parent":"r"}',
     ),
     (
         Retrying(**AT, error=ERROR, next_attempt=3, delay_ms=500, drop_from=2, continues=True, fallback=OTHER),
@@ -235,6 +239,18 @@ FULL: list[tuple[PublicEvent, str]] = [
         + CALL_JSON
         + ',"decision":"deny","decision_id":"d1","by":"ann","door":"cli","at_ms":5,"reason":"no","arguments":"{}"'
         + ',"content":"1"}',
+    ),
+    (
+        ChildStarted(**AT, **OF_CALL, child="r1~2"),
+        '{"type":"child_started",' + HEAD + ',"block":2,"tool_id":"c1","tool_name":"help","child":"r1~2"}',
+    ),
+    (
+        ChildEnded(**AT, **OF_CALL, child="r1~2", status="failed", error=ERROR),
+        '{"type":"child_ended",'
+        + HEAD
+        + ',"block":2,"tool_id":"c1","tool_name":"help","child":"r1~2","status":"failed","error":'
+        + ERROR_JSON
+        + "}",
     ),
     (
         UsageReported(**AT, usage=USAGE, total=USAGE, model="m-2", response_id="r1", provider="p"),
@@ -320,6 +336,16 @@ BARE: list[tuple[PublicEvent, str]] = [
     (
         Resumed(**AT, **CALL, decision="allow", decision_id="d1", door="bus", at_ms=5),
         '{"type":"resumed",' + HEAD + CALL_JSON + ',"decision":"allow","decision_id":"d1","door":"bus","at_ms":5}',
+    ),
+    (
+        ChildStarted(**AT, **OF_CALL, child="r1~2"),
+        '{"type":"child_started",' + HEAD + ',"block":2,"tool_id":"c1","tool_name":"help","child":"r1~2"}',
+    ),
+    (
+        ChildEnded(**AT, **OF_CALL, child="r1~2", status="lost"),
+        '{"type":"child_ended",'
+        + HEAD
+        + ',"block":2,"tool_id":"c1","tool_name":"help","child":"r1~2","status":"lost"}',
     ),
     (UsageReported(**AT, usage=Usage(), total=Usage()), '{"type":"usage",' + HEAD + ',"usage":{},"total":{}}'),
     (

@@ -71,7 +71,8 @@ GOLDEN: list[tuple[Request, str]] = [
                     ],
                 ),
             ],
-            id="r1",
+            id="r1~2",
+            parent="r1",
             mode="prefill",
             system=[TextPart(text="You are Ada.")],
             tools=[Tool(name="weather", description="d", parameters={"type": "object"}, strict=True)],
@@ -139,7 +140,7 @@ GOLDEN: list[tuple[Request, str]] = [
         '{"type":"extra","name":"server_tool_use","json":"{}"}]},'
         '{"role":"tool","content":[{"type":"tool_result","tool_id":"t1","content":"sunny","tool_name":"weather",'
         '"is_error":true,"cache":true},{"type":"tool_result","tool_id":"t2","content":[{"type":"text","text":"rain"}]}]}],'
-        '"id":"r1","mode":"prefill","system":[{"type":"text","text":"You are Ada."}],'
+        '"id":"r1~2","parent":"r1","mode":"prefill","system":[{"type":"text","text":"You are Ada."}],'
         '"tools":[{"name":"weather","description":"d","parameters":{"type":"object"},"strict":true}],'
         '"tool_choice":{"name":"weather"},"max_tokens":100,"temperature":0.5,"top_p":0.9,"stop":["END"],'
         '"thinking":{"enabled":false,"budget_tokens":1024,"effort":"low"},'

@@ -34,6 +34,7 @@ from tokenbus_services.settings import (
     McpSettings,
     McpStdio,
     ProviderSettings,
+    RunTool,
     Settings,
     ToolSettings,
 )
@@ -90,6 +91,8 @@ def _tools(settings: Settings, env: Env) -> Iterator[Finding]:
                 says = f"calls {tool.url}"
             case ClientTool():
                 says = "a client returns the results"
+            case RunTool():
+                says = f"begins runs of {tool.model} at {tool.provider}"
             case _:
                 says = f"{tool.call} can be called"
         yield from _tried(about, declare, ok=says, todo="fix the table, or what it names")

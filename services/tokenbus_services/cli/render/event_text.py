@@ -17,6 +17,8 @@ from tokenbus.events.public import (
     BlockProgress,
     BlockStarted,
     Cancelled,
+    ChildEnded,
+    ChildStarted,
     Chunk,
     Completed,
     ImagePreview,
@@ -73,6 +75,10 @@ def details(event: TopicEvent) -> str:
         case Resumed():
             why = f" {_quoted(event.reason)}" if event.reason else ""
             return f"{event.wait} {event.decision} by {event.by or event.door}{why}"
+        case ChildStarted():
+            return f"{event.tool_name} {event.child}"
+        case ChildEnded():
+            return f"{event.child} {event.status}" + (f" {error(event.error)}" if event.error else "")
         case UsageReported():
             return usage(event.usage)
         case Completed():

@@ -19,6 +19,8 @@ from tokenbus.events.public import (
     BlockComplete,
     BlockProgress,
     BlockStarted,
+    ChildEnded,
+    ChildStarted,
     Chunk,
     ImagePreview,
     PublicEvent,
@@ -112,6 +114,8 @@ class LiveBlocks:
             case RunEnd():
                 return [*self._take(event.run), event]
             case Started() | ToolProgress() | BlockProgress() | Waiting() | Resumed() | UnknownEvent():
+                return [event]
+            case ChildStarted() | ChildEnded():
                 return [event]
             case UsageReported() | Answering():
                 return []  # a run's end shows the total and the model

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal, get_args
 
 from msgspec import Meta
+from msgspec.structs import force_setattr
 
 from tokenbus.events.requests import InputFormat
 from tokenbus.events.waits import MAX_TIMEOUT_S, ApprovalRule
@@ -157,7 +158,40 @@ class ClientTool(_Approved, frozen=True, kw_only=True, tag="client", tag_field="
     """How long a call waits for its result."""
 
 
-ToolSettings = PythonTool | HttpTool | ClientTool
+DEFAULT_CHILD_TIMEOUT_S = 3600.0
+_TASK: dict[str, object] = {"type": "object", "properties": {"task": {"type": "string"}}, "required": ["task"]}
+
+
+class RunTool(_Approved, frozen=True, kw_only=True, tag="run", tag_field="kind"):
+    """A tool whose calls begin child runs: a model's answer is the result. See docs/guides/child-runs.md."""
+
+    provider: str
+    """The NAME of a configured provider."""
+    model: str
+    instructions: str = ""
+    """The child run's system message. Its user message is the call's arguments: the text of the only one, or JSON."""
+    tools: tuple[str, ...] = ()
+    """Names of tools that the child run may call, such as it could be in a request."""
+    max_tokens: Count | None = None
+    max_tool_depth: Annotated[int, Meta(ge=0, le=1000)] = 10
+    policies: tuple[str, ...] = ()
+    """Policies that judge the child run, besides those of its parent's request and of its route."""
+    visible: bool = True
+    """Whether the child run's text is visible, on the topics and in its log."""
+    description: str = ""
+    parameters: dict[str, object] = {}
+    """Without it or a ``format``: an object with one text, ``task``."""
+    format: InputFormat | None = None
+    """Set if the input is free text instead of JSON."""
+    timeout_s: WaitSeconds = DEFAULT_CHILD_TIMEOUT_S
+    """Deadline of the child run. That of its parent holds too."""
+
+    def __post_init__(self) -> None:
+        if not self.parameters and self.format is None:
+            force_setattr(self, "parameters", _TASK)
+
+
+ToolSettings = PythonTool | HttpTool | ClientTool | RunTool
 
 
 class McpStdio(_Approved, frozen=True, kw_only=True, tag="stdio", tag_field="kind"):

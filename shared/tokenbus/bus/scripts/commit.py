@@ -77,6 +77,8 @@ STEER_SESSION_RUN = Operation("g", 8, keys=slice(0, 5))
 # the session's log, appends, queue and history; the run's log; run, turn, lifetime
 WAIT = Operation("w", 7, keys=slice(0, 2))  # indexes of waits, of all and of the tenant; run, wait, record, since, kept
 UNWAIT = Operation("y", 4, keys=slice(0, 2))  # the same indexes; run, wait
+CANCEL_CHILD = Operation("k", 8, keys=slice(0, 5))
+# events, raw, control, leases of parser and normalizer; run, event, control frame
 _NAMED = {
     "PUBLISH": PUBLISH,
     "APPEND": APPEND,
@@ -93,6 +95,7 @@ _NAMED = {
     "STEER_SESSION_RUN": STEER_SESSION_RUN,
     "WAIT": WAIT,
     "UNWAIT": UNWAIT,
+    "CANCEL_CHILD": CANCEL_CHILD,
 }
 OPERATIONS = {operation.letter: operation for operation in _NAMED.values()}
 """By letter."""
@@ -325,6 +328,15 @@ class Commit:
         """Close a wait that nobody decided, if it is open."""
         places = [self._key(index, "?") for index in indexes]
         self._ops += (UNWAIT.letter, self._key(run_key, "H"), *places, run, wait)
+
+    def cancel_child(
+        self, run_key: str, inputs: tuple[str, str, str, str, str], *, run: str, event: bytes, control_frame: bytes
+    ) -> None:
+        """Cancel a child run of the partition, if it is open. ``event``: a `CancelRequested`; ``inputs``: events, raw,
+        control, the leases of parser and normalizer.
+        """
+        places = [self._key(key, kind) for key, kind in zip(inputs, "ssshh", strict=True)]
+        self._ops += (CANCEL_CHILD.letter, self._key(run_key, "H"), *places, run, event, control_frame)
 
     def arrived(self, lease: str, size: int) -> None:
         """Count ``size`` bytes as arrived at the group with this lease hash; the reply includes the group's lag."""

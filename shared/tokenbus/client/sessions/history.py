@@ -168,6 +168,15 @@ async def messages_in_log(
     builder = ResponseBuilder(
         heard_through=int(through) if through else None, heard_characters=int(characters) if characters else None
     )
+    response = await response_in_log(server, log, builder)
+    if response is None:
+        return [message for _, messages in steers or () for message in messages]
+    return _with_steers(response, steers) if steers else response.messages
+
+
+async def response_in_log(server: Server, log: str, builder: ResponseBuilder | None = None) -> Response | None:
+    """What the log of a run makes, which should have ended; None if the log is gone. Raises redis-py's errors."""
+    builder = builder or ResponseBuilder()
     after, known, ended = "0-0", False, False
     while not ended:
         entries: list[Entry] = await server.client.xrange(log, f"({after}", count=_COUNT)
@@ -178,9 +187,7 @@ async def messages_in_log(
             builder.add(event)
             ended = is_end(event)
         known, after = True, entries[-1][0].decode()
-    if not known:
-        return [message for _, messages in steers or () for message in messages]
-    return _with_steers(builder.response, steers) if steers else builder.response.messages
+    return builder.response if known else None
 
 
 def _with_steers(response: Response, steers: Steers) -> list[Message]:

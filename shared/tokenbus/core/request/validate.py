@@ -13,6 +13,7 @@ import msgspec
 
 from tokenbus.core.request.bounds import MAX_MESSAGES, MAX_TENANT_CHARS, message_over_bounds, over_bounds, tenant_of
 from tokenbus.errors import RequestInvalid
+from tokenbus.events.child_runs import parent_call
 from tokenbus.events.quirks import text_problem
 from tokenbus.events.requests import (
     Append,
@@ -160,6 +161,11 @@ def _problems(request: Generate) -> Iterator[tuple[str, str]]:
         yield "fallback", "with on_failure 'fail' the first failure ends the run, so no fallback is ever tried"
     if request.id and is_reserved(request.id):
         yield "id", "ids that begin like this are those of a session's runs"
+    above = parent_call(request.id or "")
+    if request.parent is None and above:
+        yield "id", "ids that end like this are those of child runs"
+    elif request.parent is not None and (above is None or above[0] != request.parent):
+        yield "parent", "only a tool call begins a child run, and gives it its id"
     yield from _tenant(request.metadata)
 
 

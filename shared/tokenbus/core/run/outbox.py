@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from tokenbus.events.child_runs import depth_of
 from tokenbus.events.public import BlockKind, Chunk, PublicEvent, ToolCallPart
 
 COMMENTARY = "commentary"
@@ -122,7 +123,7 @@ class JoinedChunk(msgspec.Struct):
             kind=self.kind,
             text="".join(self.pieces),
             visible=self.visible,
-            depth=0,
+            depth=depth_of(run),
             tool_call_part=self.part,
             tool_id=self.tool_id,
             tool_name=self.tool_name,

@@ -50,6 +50,8 @@ class PendingCall(msgspec.Struct):
     """To its questions, in order."""
     state: str = ""
     """What it left with its last question."""
+    child: str = ""
+    """The child run that it began."""
 
     @property
     def runs(self) -> CompleteCall:

@@ -85,6 +85,7 @@ from tokenbus.core.run.waits import decide as decide_wait
 from tokenbus.core.stop_strings import StopScan
 from tokenbus.errors import TooLarge
 from tokenbus.events import normalized as n
+from tokenbus.events.child_runs import parent_call
 from tokenbus.events.error_info import ErrorInfo, stream_cut
 from tokenbus.events.frames import (
     CONTROL_ATTEMPT,
@@ -161,6 +162,7 @@ class RunMachine:
             fallback=fallback or None,
             notes=list(event.notes) or None,
             participant=event.participant,
+            parent=above[0] if (above := parent_call(run)) else None,
         )
         return self
 

@@ -10,8 +10,9 @@ from tokenbus.core.run.gate import ToolVerdicts
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.state import PendingCall, RunState
 from tokenbus.core.run.waits import open_wait
+from tokenbus.events.child_runs import child_id
 from tokenbus.events.frames import ResultImage, ToolReported, ToolReturned, ToolWork
-from tokenbus.events.public import ImageRef, ToolProgress
+from tokenbus.events.public import ChildEnded, ChildStarted, ImageRef, ToolProgress
 from tokenbus.events.requests import Base64Source, BlobSource, ImagePart, Message, TextPart, ToolResultPart
 from tokenbus.events.waits import WaitInfo
 
@@ -40,7 +41,17 @@ def dispatch_calls(
 
 def hand_out(s: RunState, out: Outbox, pending: PendingCall, at_ms: int) -> ToolWork | WaitInfo:
     """The work of a call without a result, or what it waits for before that."""
-    return open_wait(s, out, pending, at_ms) or ToolWork(
+    if wait := open_wait(s, out, pending, at_ms):
+        return wait
+    if pending.runs.name in s.accepted.begins_runs:
+        pending.child = child_id(s.run, pending.call.block)
+        out.event(s.turn, s.attempt, ChildStarted, **_of_call(pending), child=pending.child)
+    return work_of(s, pending)
+
+
+def work_of(s: RunState, pending: PendingCall) -> ToolWork:
+    """The call for a worker. It may be handed out again if it begins a child run."""
+    return ToolWork(
         run=s.run,
         turn=s.turn,
         attempt=s.attempt,
@@ -52,6 +63,7 @@ def hand_out(s: RunState, out: Outbox, pending: PendingCall, at_ms: int) -> Tool
         timeout_s=s.accepted.tool_timeout_s,
         answers=[*pending.answers],
         state=pending.state,
+        child=pending.child,
     )
 
 
@@ -72,9 +84,7 @@ def publish_progress(s: RunState, out: Outbox, report: ToolReported) -> None:
                 s.turn,
                 s.attempt,
                 ToolProgress,
-                block=pending.call.block,
-                tool_id=pending.call.tool_id,
-                tool_name=pending.runs.name,
+                **_of_call(pending),
                 progress=report.progress,
                 total=report.total,
                 message=report.message,
@@ -87,6 +97,9 @@ def publish_results(s: RunState, out: Outbox) -> bool:
         if pending.result is None:
             return False
         if not pending.published:
+            if pending.child and (ended := pending.result.child_end):
+                about = {**_of_call(pending), "child": pending.child}
+                out.event(s.turn, s.attempt, ChildEnded, **about, status=ended.status, error=ended.error)
             _publish(s, out, pending.runs, pending.result)
             pending.published = True
     return True
@@ -106,6 +119,10 @@ def answer_open_calls(s: RunState, out: Outbox, why: str) -> None:
     for pending in calls:
         if not pending.published:
             _publish(s, out, pending.runs, pending.result or ToolReturned(pending.call.block, why, is_error=True))
+
+
+def _of_call(pending: PendingCall) -> dict[str, object]:
+    return {"block": pending.call.block, "tool_id": pending.call.tool_id, "tool_name": pending.runs.name}
 
 
 def _result_part(pending: PendingCall, result: ToolReturned) -> ToolResultPart:

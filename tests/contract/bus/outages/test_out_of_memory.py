@@ -64,8 +64,8 @@ async def test_a_commit_is_accepted_on_a_full_server_because_it_frees_memory():
 def accept(keys: Keys, run: str) -> scripts.ScriptCall:
     return scripts.accept(
         keys.run(run), keys.topic(0, "events"), keys.topic(0, "turns"), keys.lease(0, "parser"), keys.log(run),
-        open_runs=keys.open_runs(0), ended_runs=keys.ended_runs(0), run=run, accepted_ms=1, ttl_ms=60_000,
-        frame=b"accepted", work=b"work", fields=["request", "{}"],
+        keys.run(run), open_runs=keys.open_runs(0), ended_runs=keys.ended_runs(0), run=run, accepted_ms=1,
+        ttl_ms=60_000, frame=b"accepted", work=b"work", fields=["request", "{}"],
     )  # fmt: skip
 
 

@@ -301,6 +301,7 @@ def _accept(w: World) -> ScriptCall:
         k.topic(0, "turns"),
         w.parser,
         k.log(w.new),
+        k.run(w.new),
         k.open_runs(0),
         k.ended_runs(0),
         [k.open_runs(0, "ada"), k.ended_runs(0, "ada")],

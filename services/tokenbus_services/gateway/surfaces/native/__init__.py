@@ -131,6 +131,8 @@ def generate_from(body: Json, rules: TranslationRules) -> Generate:
         raise invalid("model", "must be a string" if "model" in body else "this field is required")
     provider = body.get("provider")
     resolved = rules.models.resolve(name if provider is None else f"{provider}/{name}")
+    if "parent" in body:
+        raise invalid("parent", "only a tool call of the bus begins a child run")
     given = {"type": "generate", **body, "provider": resolved.provider, "model": resolved.model}
     if resolved.fallback and "fallback" not in body:
         given["fallback"] = msgspec.to_builtins(resolved.fallback)

@@ -1,7 +1,7 @@
 -- The writes of a commit, and what of them must not fail it.
--- Uses: index_ended, append_frame, session_run, waits
+-- Uses: index_ended, append_frame, session_run, waits, stop_run
 -- Constants: PUBLISH, APPEND, PUBLISH_TO_TOPIC, COUNT, SET, DELETE, EXPIRE, CLOSE_ATTEMPT, END_RUN, VOID,
---   END_SESSION_RUN, STEER_SESSION_RUN, WAIT, UNWAIT
+--   END_SESSION_RUN, STEER_SESSION_RUN, WAIT, UNWAIT, CANCEL_CHILD
 local function of_session(step, s, run, ...)
   -- A step of a session fails no commit, which is of other runs too: keys of a wrong type hold up this session only.
   -- Redis does not undo what the step wrote, and the worker's reply does not tell, so the server's log does.
@@ -100,6 +100,18 @@ local function operate(i, final, base, alien, most, now, lags, added)
       local index, tenants, run, wait = unpack(ARGV, i + 2, i + 5)
       if ours then close_wait(key, {KEYS[base + index], KEYS[base + tenants]}, run, wait) end
       i = i + 6
+    elseif op == CANCEL_CHILD then
+      local at = {}
+      for k = 1, 5 do at[k] = KEYS[base + ARGV[i + 1 + k]] end
+      local run, event, control_frame = unpack(ARGV, i + 7, i + 9)
+      local h = ours and redis.call('HMGET', key, 'status', 'attempt', 'closed', 'turn')
+      if h and h[1] == 'open' then
+        -- An EventFrame of no attempt: turn, attempt, time, its one event.
+        local frame = string.char(148, 0, 0) .. cmsgpack.pack(now) .. string.char(145) .. event
+        append_frame(at[1], at[4], run, frame)
+        stop_run(key, at[2], at[5], at[3], run, control_frame, h, 'the parent run ended', 'cancelling')
+      end
+      i = i + 10
     else -- ARRIVED
       local arrived = redis.call('HINCRBY', key, 'arrived', ARGV[i + 2])
       if lags then lags[#lags + 1] = arrived - tonumber(redis.call('HGET', key, 'done') or '0') end

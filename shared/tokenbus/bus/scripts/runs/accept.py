@@ -23,6 +23,7 @@ def accept(
     turns: str,
     parser_lease: str,
     log: str,
+    parent_key: str,
     open_runs: str,
     ended_runs: str,
     of_tenant: Sequence[str] = (),
@@ -33,6 +34,8 @@ def accept(
     work: bytes,
     accepted_ms: int,
     epoch: int = 0,
+    parent_call: str = "",
+    parent_child: str = "",
     fields: Sequence[Arg],
 ) -> ScriptCall:
     """Create the run with its first event and, unless ``work`` is empty, its first turn, and list it among the open
@@ -43,6 +46,9 @@ def accept(
     its run (status ``awaited``), it takes effect at once and no turn is handed out. Deletes the log of an expired run
     with the same id, because its entry ids would conflict. Error beginning with ``OOM`` if more than `RUNS_SHARE` of
     the server's memory is in use. `STALE` if runs are placed by a later ``epoch`` (bus/layout.py): nothing is written.
+
+    ``parent_key``: the hash of the run whose call begins this one, or the run's own. A child run is accepted once,
+    while its parent and the call are open; else the reply is ``orphan``, and nothing is written.
     """
     ...
 

@@ -9,11 +9,12 @@ import pytest
 from tests.contract.bus.state import everything
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.run_record import call_field
+from tokenbus.bus.run_record import call_field, child_field
 from tokenbus.bus.scripts import RawPart
 from tokenbus.bus.scripts.script import MAX_VALUES
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
+from tokenbus.events.child_runs import child_id
 from tokenbus.events.frames import ANY_FRAME, Lost, RawFrame, raw_decoder
 
 TTL_MS = 60_000
@@ -32,7 +33,7 @@ class Scene:
     def topic(self, name: Any) -> str:
         return self.keys.topic(0, name)
 
-    async def accept(self, run: str | None = None, work: bytes = b"work") -> bytes:
+    async def accept(self, run: str | None = None, work: bytes = b"work", parent: str = "") -> bytes:
         run = run or self.run
         keys = self.keys
         return await run_script(
@@ -43,6 +44,7 @@ class Scene:
                 self.topic("turns"),
                 keys.lease(0, "parser"),
                 keys.log(run),
+                keys.run(parent or run),
                 open_runs=keys.open_runs(0),
                 ended_runs=keys.ended_runs(0),
                 run=run,
@@ -50,6 +52,8 @@ class Scene:
                 ttl_ms=TTL_MS,
                 frame=b"accepted",
                 work=work,
+                parent_call=call_field(3) if parent else "",
+                parent_child=child_field(3) if parent else "",
                 fields=["request", b"{}"],
             ),
         )
@@ -163,6 +167,24 @@ async def test_a_repeated_request_is_the_same_run(accepted: Scene):
     assert await accepted.accept() == b"completed"
     await accepted.set(status="open")
     assert await everything(accepted.server, accepted.keys) == before
+
+
+async def test_a_child_run_is_accepted_once_and_while_its_parents_call_is_open(accepted: Scene):
+    child, scene = child_id(accepted.run, 3), accepted
+
+    async def accept() -> bytes:
+        return await scene.accept(child, parent=scene.run)
+
+    assert scene.keys.partition_of(child) == 0
+    assert await accept() == b"orphan", "no call waits for it"
+    assert await scene.client.exists(scene.keys.run(child)) == 0
+    await scene.set(**{call_field(3): "1", "status": "cancelling"})
+    assert await accept() == b"orphan", "the parent is about to end"
+    await scene.set(status="open")
+    assert await accept() == b"new"
+    assert await accept() == b"open"
+    await scene.client.delete(scene.keys.run(child))
+    assert await accept() == b"orphan", "it expired, and no second one begins"
 
 
 async def test_a_run_without_work_gets_no_turn(scene: Scene):

@@ -1,0 +1,217 @@
+"""Tools of kind `run`: a call begins a child run, whose text is the call's result."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Generator
+from contextlib import aclosing
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.waiting import eventually
+from tokenbus import Client, Run
+from tokenbus.errors import RequestInvalid
+from tokenbus.events.public import (
+    BlockComplete,
+    Cancelled,
+    ChildEnded,
+    ChildStarted,
+    Chunk,
+    Completed,
+    PublicEvent,
+    RunFailedEvent,
+    Started,
+)
+from tokenbus.testing import LocalBus
+from tokenbus_services.mock_provider import Reply, Stall, ToolCall, Turn
+
+SETTINGS = """
+[gateway]
+tools = ["research"]
+[tools.research]
+kind = "run"
+provider = "anthropic"
+model = "researcher"
+instructions = "You look things up."
+description = "Looks things up."
+[tools.lead]
+kind = "run"
+provider = "anthropic"
+model = "lead"
+tools = ["research"]
+[tools.stuck]
+kind = "run"
+provider = "anthropic"
+model = "silent"
+[tools.brief]
+kind = "run"
+provider = "anthropic"
+model = "silent"
+timeout_s = 2
+[tools.broken]
+kind = "run"
+provider = "nobody"
+model = "none"
+[tools.asked]
+kind = "run"
+provider = "anthropic"
+model = "researcher"
+approval = "always"
+parameters = { type = "object", properties = { city = { type = "string" }, days = { type = "integer" } } }
+"""
+
+
+def calls(*made: tuple[str, dict[str, object]]) -> Reply:
+    return Reply(tool_calls=tuple(ToolCall(name=name, arguments=arguments) for name, arguments in made))
+
+
+@pytest.fixture(scope="module")
+def bus() -> Generator[LocalBus]:
+    with LocalBus(SETTINGS) as running:
+        running.model_says("asks", calls(("research", {"task": "Bonn?"})), "Thanks.")
+        running.model_says("asks two", calls(("research", {"task": "one"}), ("research", {"task": "two"})), "Thanks.")
+        running.model_says("top", calls(("lead", {"task": "lead it"})), "Top.")
+        running.model_says("lead", calls(("research", {"task": "deep"})), "Led.")
+        running.model_says("researcher", lambda request: f"Found {request.user_text!r}")
+        running.model_says("waits", calls(("stuck", {"task": "wait"})), "Never.")
+        running.model_says("silent", Turn(says=Reply(text="Begun, and more."), fault=Stall(after_text="Begun")))
+        running.model_says("is brief", calls(("brief", {"task": "wait"})), "Late.")
+        running.model_says("breaks", calls(("broken", {"task": "go"})), "Oh.")
+        running.model_says("is wrong", calls(("research", {"job": "go"})), "Oh.")
+        running.model_says("asks leave", calls(("asked", {"city": "Bonn", "days": 2})), "Thanks.")
+        yield running
+
+
+@pytest.fixture
+async def client(bus: LocalBus) -> AsyncGenerator[Client]:
+    async with bus.client() as client:
+        yield client
+
+
+async def begun(client: Client, bus: LocalBus, model: str, *tools: str, **more: Any) -> Run:
+    return await client.publish(bus.request(model, tools=[{"name": name} for name in tools], **more))
+
+
+async def events_of(client: Client, run: str) -> list[PublicEvent]:
+    async with aclosing(client.follow(run)) as events:
+        return [event async for event in events]
+
+
+def results(events: list[PublicEvent]) -> list[tuple[str | None, bool]]:
+    found = [e for e in events if isinstance(e, BlockComplete) and e.kind == "tool_result"]
+    return [(e.content, bool(e.is_error)) for e in found]
+
+
+def children(events: list[PublicEvent]) -> list[str]:
+    return [e.child for e in events if isinstance(e, ChildStarted)]
+
+
+async def test_the_childs_text_is_the_result_and_both_name_each_other(bus: LocalBus, client: Client) -> None:
+    run = await begun(client, bus, "asks", "research", metadata={"tenant": "acme", "note": "n"}, user_id="u1")
+    events = await events_of(client, run.id)
+    assert results(events) == [("Found 'Bonn?'", False)]
+    assert isinstance(events[-1], Completed)
+    (child,) = children(events)
+    assert child == f"{run.id}~0"
+    assert [(e.child, e.status, e.error) for e in events if isinstance(e, ChildEnded)] == [(child, "completed", None)]
+    inner = await events_of(client, child)
+    started = inner[0]
+    assert isinstance(started, Started)
+    assert (started.parent, started.model, started.metadata) == (run.id, "researcher", {"tenant": "acme", "note": "n"})
+    assert {e.depth for e in inner if isinstance(e, Chunk)} == {1}
+    assert {e.depth for e in events if isinstance(e, Chunk)} == {0}
+    described = await client.describe([run, child])
+    assert (described[child].parent, described[child].tenant, described[run.id].parent) == (run.id, "acme", None)
+    sent = next(body for body in bus.requests if body["model"] == "researcher")
+    assert "You look things up." in str(sent["system"])
+
+
+async def test_children_of_one_turn_run_at_once_and_children_have_children(bus: LocalBus, client: Client) -> None:
+    run = await begun(client, bus, "asks two", "research")
+    events = await events_of(client, run.id)
+    assert results(events) == [("Found 'one'", False), ("Found 'two'", False)]
+    assert children(events) == [f"{run.id}~0", f"{run.id}~1"]
+    top = await begun(client, bus, "top", "lead")
+    events = await events_of(client, top.id)
+    assert results(events) == [("Led.", False)]
+    inner = await events_of(client, f"{top.id}~0")
+    assert results(inner) == [("Found 'deep'", False)]
+    deepest = await events_of(client, f"{top.id}~0~0")
+    assert {e.depth for e in deepest if isinstance(e, Chunk)} == {2}
+
+
+async def test_a_cancel_ends_the_whole_tree(bus: LocalBus, client: Client) -> None:
+    run = await begun(client, bus, "waits", "stuck")
+    child = f"{run.id}~0"
+    async with aclosing(client.follow(child)) as events:
+        async for event in events:
+            if isinstance(event, Chunk):
+                await run.cancel("enough")
+            last = event
+    assert isinstance(last, Cancelled)
+    assert last.reason == "the run whose tool call began this run has ended"
+    ended = await events_of(client, run.id)
+    assert isinstance(ended[-1], Cancelled)
+    assert [e for e in ended if isinstance(e, ChildEnded)] == []
+
+
+async def test_the_parents_deadline_is_the_childs(bus: LocalBus, client: Client) -> None:
+    run = await begun(client, bus, "waits", "stuck", deadline_s=2)
+    end = (await events_of(client, run.id))[-1]
+    assert isinstance(end, RunFailedEvent)
+    assert end.error.code == "deadline"
+    last = (await events_of(client, f"{run.id}~0"))[-1]
+    assert isinstance(last, Cancelled | RunFailedEvent)
+    assert not isinstance(last, RunFailedEvent) or last.error.code == "deadline"
+
+
+async def test_what_fails_is_a_named_error_result(bus: LocalBus, client: Client) -> None:
+    events = await events_of(client, (await begun(client, bus, "is brief", "brief")).id)
+    ((text, is_error),) = results(events)
+    assert is_error
+    assert text == "the child run ended failed: deadline: the run's deadline has passed\n\nUntil then it said:\nBegun,"
+    assert [(e.status, e.error and e.error.code) for e in events if isinstance(e, ChildEnded)] == [
+        ("failed", "deadline")
+    ]
+    events = await events_of(client, (await begun(client, bus, "breaks", "broken")).id)
+    ((text, is_error),) = results(events)
+    assert is_error
+    assert str(text).startswith("the child run ended failed: request_invalid: ")
+    events = await events_of(client, (await begun(client, bus, "is wrong", "research")).id)
+    ((text, is_error),) = results(events)
+    assert is_error
+    assert str(text).startswith("the arguments do not match the schema")
+    assert [e for e in events if isinstance(e, ChildEnded)] == []
+
+
+async def test_leave_is_asked_before_a_child_begins(bus: LocalBus, client: Client) -> None:
+    run = await begun(client, bus, "asks leave", "asked")
+
+    async def waits() -> str:
+        return next(iter([info.wait async for info in client.waiting(run=run)]), "")
+
+    wait = await eventually(waits)
+    assert await client.describe([f"{run.id}~0"]) == {}
+    await client.approve(run, wait, arguments={"city": "Ulm", "days": 3})
+    events = await events_of(client, run.id)
+    assert results(events) == [('Found \'{"city":"Ulm","days":3}\'', False)]
+
+
+async def test_only_a_call_begins_a_child(bus: LocalBus, client: Client) -> None:
+    with pytest.raises(RequestInvalid, match="ids that end like this"):
+        await client.publish(bus.request("asks", id="mine~3"))
+    with pytest.raises(RequestInvalid, match="only a tool call"):
+        await client.publish(bus.request("asks", id="mine", parent="yours"))
+    # One that passes the checks, but whose parent waits for no such run, begins nothing.
+    run = await begun(client, bus, "asks", "research")
+    await events_of(client, run.id)
+    await client.publish(bus.request("asks", id=f"{run.id}~7", parent=run.id))
+    after = await client.publish(bus.request("asks"))
+    await events_of(client, after.id)
+    assert await client.describe([f"{run.id}~7"]) == {}
+    async with httpx.AsyncClient(base_url=bus.gateway) as http:
+        body = {"model": "anthropic/asks", "messages": [{"role": "user", "content": "go"}]}
+        for more in ({"parent": run.id, "id": f"{run.id}~7"}, {"id": "x~3"}):
+            refused = await http.post("/runs", json=body | more)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, next(iter(more)))

@@ -1,0 +1,86 @@
+"""Workers are killed before a child run is published, while it runs, and when it has ended: it runs once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e import judge
+from tests.e2e.conftest import Send
+from tests.e2e.fleet import WITH_TOOLS, Kind, ended, fleet, log_of
+from tests.waiting import eventually
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server.server import Server
+from tokenbus_services.mock_provider import MockProvider, Reply, Script, Stall, ToolCall, Turn
+
+SETTINGS = """
+[stages]
+lease_s = 1.0
+[tools.helper]
+kind = "run"
+provider = "anthropic"
+model = "helper"
+"""
+OWNERS: tuple[Kind, ...] = tuple(kind for kind in WITH_TOOLS if kind not in {"fetcher", "normalizer", "pipeline"})
+"""Who begins children and hears of their end. A process that also calls the provider would lose the child's attempt."""
+
+
+def asks(word: str) -> Script:
+    call = ToolCall(name="helper", arguments={"task": word})
+    return Script(name=word, turns=(Turn(says=Reply(tool_calls=(call, call))), Turn(says=Reply(text="Done."))))
+
+
+@pytest.mark.leaves_pending
+async def test_a_child_runs_once_whoever_is_killed(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    helper = Script(name="helper", turns=(Turn(says=Reply(text="Here it is, all."), fault=Stall(after_text="Here")),))
+    words = ("first", "second")
+    async with (
+        MockProvider([helper, *map(asks, words)]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS, SETTINGS) as workers,
+    ):
+
+        def live(*kinds: Kind) -> list[Any]:
+            return [w for w in workers.workers if w.kind in kinds and w.process.returncode is None]
+
+        async def replaced() -> None:
+            for worker in live(*OWNERS):
+                worker.kill()
+            await workers.start(*OWNERS)
+
+        async def in_all(runs: list[str], kind: str) -> bool:
+            logs = [await log_of(server.client, keys, run) for run in runs]
+            return all(any(event["type"] == kind for event in log) for log in logs)
+
+        for worker in live("tools"):  # the calls are handed out, and nobody begins their runs
+            worker.freeze()
+        runs = [await send(word, tools=[{"name": "helper"}]) for word in words]
+        children = [f"{run}~{block}" for run in runs for block in (0, 1)]
+        await eventually(lambda: in_all(runs, "child_started"), timeout=60)
+        assert not any([await server.client.exists(keys.run(child)) for child in children])
+        await replaced()
+        await eventually(lambda: in_all(children, "chunk"), timeout=60)
+        await replaced()  # while they run
+        for worker in live("tools"):  # so that nobody hears of their end
+            worker.freeze()
+        for exchange in provider.requests:
+            if exchange.state == "stalled":
+                provider.resume(exchange)
+        inner: Any = await ended(server.client, keys, children)
+        await replaced()
+        logs: Any = await ended(server.client, keys, runs)
+        known = [key.decode() async for key in server.client.scan_iter(match=f"{keys.prefix}:*:run:*")]
+
+    assert sorted(name.rpartition(":")[2] for name in known) == sorted([*runs, *children])
+    for child in children:
+        judge.check(inner[child])
+        assert [event["type"] for event in inner[child]].count("started") == 1
+    for run in runs:
+        judge.check(logs[run])
+        results = [e["content"] for e in logs[run] if e["type"] == "block_complete" and e["kind"] == "tool_result"]
+        assert results == ["Here it is, all."] * 2
+        assert [e["child"] for e in logs[run] if e["type"] == "child_ended"] == [f"{run}~0", f"{run}~1"]
+        assert logs[run][-1]["type"] == "completed"
