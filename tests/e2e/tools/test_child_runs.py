@@ -123,8 +123,7 @@ async def test_the_childs_text_is_the_result_and_both_name_each_other(bus: Local
     assert {e.depth for e in events if isinstance(e, Chunk)} == {0}
     described = await client.describe([run, child])
     assert (described[child].parent, described[child].tenant, described[run.id].parent) == (run.id, "acme", None)
-    sent = next(body for body in bus.requests if body["model"] == "researcher")
-    assert "You look things up." in str(sent["system"])
+    assert any("You look things up." in str(body.get("system")) for body in bus.requests)
 
 
 async def test_children_of_one_turn_run_at_once_and_children_have_children(bus: LocalBus, client: Client) -> None:
