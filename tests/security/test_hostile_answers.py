@@ -50,6 +50,8 @@ ENDS: dict[str, tuple[str, str]] = {
     "beginnings of a key": ("too_large", "limit"),
 }
 """Code and class of each one's error."""
+AT_ONCE = {"beginnings of a key": 3}
+"""So many of those that are much work to search."""
 SLACK_S = 2.0
 """Alone on a machine the probes take no 100 ms longer; here others may be at work."""
 
@@ -81,12 +83,12 @@ async def test_each_hostile_answer_ends_its_own_run_by_name_and_other_runs_do_no
         logs: dict[str, Any] = {}
         took: dict[str, list[float]] = {}
         for model in HARM:
-            run = await send(model, provider="hostile")
-            ending = asyncio.create_task(ended(server.client, keys, [run]))
+            runs = [await send(model, provider="hostile") for _ in range(AT_ONCE.get(model, 1))]
+            ending = asyncio.create_task(ended(server.client, keys, runs))
             took[model] = [await probe()]
             while not ending.done():
                 took[model].append(await probe())
-            logs[model] = (await ending)[run]
+            logs[model] = (await ending)[runs[0]]
             summary = f"median {median(took[model]) * 1000:.0f}, worst {max(took[model]) * 1000:.0f} ms"
             print(f"{model:20} {len(took[model]):4} probes, {summary} (alone {median(before) * 1000:.0f})", flush=True)
     for model, (code, kind) in ENDS.items():
@@ -94,32 +96,6 @@ async def test_each_hostile_answer_ends_its_own_run_by_name_and_other_runs_do_no
         error = end.get("error", {"code": "", "class": ""})
         assert (error["code"], error["class"]) == (code, kind), f"{model}: {end}"
         assert len(str(end)) < 20_000, f"{model}: its end repeats what it was sent"
-        assert max(took[model]) < max(before) + SLACK_S, f"runs beside {model!r} took {took[model]}"
+        longest = median if model in AT_ONCE else max
+        assert longest(took[model]) < max(before) + SLACK_S, f"runs beside {model!r} took {took[model]}"
     assert logs["wait for ever"][-1]["error"]["retry_after_s"] == 86_400
-
-
-async def test_several_answers_that_are_much_work_to_search_for_a_key_let_other_runs_pass(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOSTILE_KEY", KEY)
-    async with (
-        MockProvider([HELLO]) as provider,
-        hostile_provider() as hostile,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, SETTINGS.format(url=hostile)),
-    ):
-
-        async def probe() -> float:
-            start = time.monotonic()
-            run = await send("hello")
-            assert (await ended(server.client, keys, [run]))[run][-1]["type"] == "completed"
-            return time.monotonic() - start
-
-        before = [await probe() for _ in range(5)]
-        runs = [await send("beginnings of a key", provider="hostile") for _ in range(3)]
-        ending = asyncio.create_task(ended(server.client, keys, runs))
-        took: list[float] = []
-        while not ending.done():
-            took.append(await probe())
-        await ending
-    print(f"median {median(took) * 1000:.0f}, worst {max(took) * 1000:.0f} ms (alone {median(before) * 1000:.0f})")
-    assert median(took) < max(before) + SLACK_S, took
