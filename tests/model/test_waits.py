@@ -46,14 +46,17 @@ from tokenbus_services.process.embedded_server import EmbeddedServer
 
 KEYS = Keys("waits", 1)
 RUNS = ("a", "b")
-CALLS = (("0.0", "f", '{"n":1}'), ("1.0", "g", '{"n":2}'), ("2.0", "h", '{"n":3}'))
+CALLS = (("0.0", "f", '{"n":1}'), ("1.0", "g", '{"n":2}'), ("2.0", "h", '{"n":3}'), ("3.0", "k", '{"n":4}'))
 """The calls of a run's turn, each with its wait."""
 KINDS: dict[str, tuple[WaitKind, tuple[Verdict, ...]]] = {
     "0.0": ("approval", ("allow", "deny")),
     "1.0": ("tool_result", ("result", "result")),
     "2.0": ("answer", ("accept", "decline")),
+    "3.0": ("answer", ("accept", "decline")),
 }
 """By wait: what it is, and how it may be decided."""
+HELD = "3.0"
+"""The wait of a call that waits in its worker."""
 EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "30"))
 LIFE = RunLifetimes(TTL_MS, TTL_MS, TTL_MS)
 
@@ -63,7 +66,7 @@ names = st.sampled_from(["first", "second"])
 
 
 class Waits(RuleBasedStateMachine):
-    """Runs with three calls that wait: for leave, for a client, and for the answer to a question."""
+    """Runs with calls that wait: for leave, for a client, and for answers, one of them in its worker."""
 
     wire: Wire
     """Set by the test."""
@@ -91,7 +94,7 @@ class Waits(RuleBasedStateMachine):
 
     def _begin(self, run: str) -> None:
         waits = {"f": ToolWaits([{}]), "g": ToolWaits(client_ms=1000)}
-        begun = EventFrame(0, CONTROL_ATTEMPT, 1, [accepted(waits=waits, tools=["f", "g", "h"])])
+        begun = EventFrame(0, CONTROL_ATTEMPT, 1, [accepted(waits=waits, tools=["f", "g", "h", "k"])])
         self.wire.run(
             scripts.accept(
                 KEYS.run(run),
@@ -124,7 +127,8 @@ class Waits(RuleBasedStateMachine):
         decision = decisions[deny]
         event = WaitDecided(wait, what, decision, f"d{self.numbers}", "ann", content="mine")
         for _ in range(1 + again):
-            self._told(run, wait, self.wire.run(scripts.decision(KEYS, run, "", event, at_ms=3)))
+            call = scripts.decision(KEYS, run, "", event, at_ms=3, held=wait == HELD)
+            self._told(run, wait, self.wire.run(call))
 
     @rule(run=runs, wait=waits, allow=st.booleans())
     def deadline(self, run: str, wait: str, allow: bool) -> None:
@@ -132,7 +136,8 @@ class Waits(RuleBasedStateMachine):
         what, _ = KINDS[wait]
         decision = "cancel" if what == "answer" else "allow" if allow and what == "approval" else "deny"
         event = WaitDecided(wait, what, decision, f"{wait}.deadline", door="deadline", reason="late")
-        self._told(run, wait, self.wire.run(scripts.decision(KEYS, run, "", event, at_ms=4, replies=False)))
+        call = scripts.decision(KEYS, run, "", event, at_ms=4, held=wait == HELD, replies=False)
+        self._told(run, wait, self.wire.run(call))
 
     def _told(self, run: str, wait: str, reply: bytes) -> None:
         if fate := msgspec.json.decode(reply, type=DecisionReply).fate:
@@ -156,6 +161,25 @@ class Waits(RuleBasedStateMachine):
                 attempt=work.attempt,
                 answers=len(work.answers),
                 frame=encode(EventFrame(0, CONTROL_ATTEMPT, 6, [event])),
+            )
+        )
+
+    @rule(run=runs, returns=st.booleans())
+    def hold(self, run: str, returns: bool) -> None:
+        """The worker of the call that waits there, or the next one, asks its question, or returns."""
+        if not (works := [work for work in self._works(run) if work.name == "k"]):
+            return
+        submit = scripts.tool_result if returns else scripts.tool_progress
+        event = ToolReturned(3, "done", is_error=False) if returns else ToolAsked(3, "q1", "Which?", 1000, number=0)
+        self.wire.run(
+            submit(
+                KEYS.run(run),
+                KEYS.topic(0, "events"),
+                KEYS.lease(0, "parser"),
+                run=run,
+                block=3,
+                attempt=works[0].attempt,
+                frame=encode(EventFrame(0, CONTROL_ATTEMPT, 7, [event])),
             )
         )
 
@@ -245,7 +269,14 @@ class Waits(RuleBasedStateMachine):
             ran = [work for work in works if work.name == tool]
             assert len(asked) <= 1
             fate = msgspec.json.decode(next(iter(told)), type=WaitFate) if told else None
-            if what == "answer":
+            if wait == HELD:
+                assert len(ran) <= 1
+                assert len(resumed) <= 1, "its question ends once: by a decision, or with the call"
+                if fate is None and resumed:
+                    assert [e.decision_id for e in resumed] == [f"{wait}.ended"]  # type: ignore[attr-defined]
+                    continue
+                ran = []
+            elif what == "answer":
                 first, ran = ran[:1], ran[1:]
                 assert all(not work.answers for work in first)
                 assert [[given.decision for given in work.answers] for work in ran] == (
@@ -259,7 +290,7 @@ class Waits(RuleBasedStateMachine):
             if not resumed:
                 raise AssertionError("it was decided, and nothing came of it")
             assert [(e.decision, e.decision_id) for e in resumed] == [(fate.decision, fate.id)]  # type: ignore[attr-defined]
-            again = fate.decision == "allow" or what == "answer"
+            again = fate.decision == "allow" or (what == "answer" and wait != HELD)
             assert len(ran) == again, "it ran once after an allow or an answer, and never after a denial"
 
 
@@ -325,7 +356,7 @@ def test_a_worker_that_is_late_repeats_no_question(wire: Wire, monkeypatch: pyte
 
 
 BROKEN = {
-    "two decisions count": ("if not h[3] and h[1] == 'open' and h[2] then", "if h[1] == 'open' then"),
+    "two decisions count": ("if not h[3] and h[1] == 'open' and h[2]", "if h[1] == 'open'"),
     "a decision counts after a cancel": ("h[1] == 'open' and h[2]", "h[2]"),
     "a wait stays open": ("close_wait(run_key, {unpack(KEYS, indexes_at)}, run, wait)", ""),
 }

@@ -14,7 +14,7 @@ const LONGEST_LOOK_MS = 100;
 export type WaitDecision = Approval | Answer | ToolResult;
 
 /** What a run waits for. Times are Unix times in ms of the server's clock; the fields are named as on the bus. */
-export type WaitInfo = Pick<Waiting, "run" | "wait" | "what" | "tool_id" | "tool_name" | "deadline_ms" | "on_deadline" | "arguments" | "schema" | "text" | "url" | "tenant"> & { since_ms: number };
+export type WaitInfo = Pick<Waiting, "run" | "wait" | "what" | "tool_id" | "tool_name" | "deadline_ms" | "on_deadline" | "arguments" | "schema" | "text" | "url" | "tenant"> & { since_ms: number; /** The call waits in its worker, so the wait ends with the call. */ held?: boolean };
 
 /** How a wait ended, by whom and over which door. */
 export interface WaitFate {

@@ -10,7 +10,7 @@ import msgspec
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.run_record import wait_field
-from tokenbus.bus.scripts.runs.waits import refuse
+from tokenbus.bus.scripts.runs.waits import look_up, refuse
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.server import Server
 from tokenbus.errors import RequestInvalid
@@ -94,38 +94,35 @@ class Decisions:
         found: bytes | None = await retry_until_available(
             self._server, lambda: self._server.client.hget(run_key, field), what="look-up of a wait"
         )
-        tenant = ""
+        if found is None:  # if it is opened now, it was not looked at, and is not decided
+            return look_up(self._keys, sent.run, sent.wait, sent.decision_id)
+        info = _wait_decoder.decode(found)
+        tenant = info.tenant or ""
+        if (sent.metadata or {}).get("tenant", tenant) != tenant:
+            return self._refuse(sent, DecisionReply())  # as if there were none
         try:
-            if found is not None:
-                info = _wait_decoder.decode(found)
-                tenant = info.tenant or ""
-                if (sent.metadata or {}).get("tenant", tenant) != tenant:
-                    return self._refuse(sent, DecisionReply())  # as if there were none
-                return self._decision(sent, tenant, _decided(sent, info))
-            # The script answers with what was decided, or that the run has no such wait.
-            return self._decision(sent, tenant, _decided(sent, None))
+            event = _decided(sent, info)
         except RequestInvalid as e:
             return self._refuse(sent, DecisionReply(problem=str(e)))
-
-    def _decision(self, sent: WaitDecision, tenant: str, event: WaitDecided) -> scripts.ScriptCall:
-        return scripts.decision(self._keys, sent.run, tenant, event, at_ms=self._server.clock.now_ms())
+        now_ms = self._server.clock.now_ms()
+        return scripts.decision(self._keys, sent.run, tenant, event, at_ms=now_ms, held=info.held)
 
     def _refuse(self, sent: WaitDecision, reply: DecisionReply) -> scripts.ScriptCall:
         return refuse(self._keys.decision(sent.run, sent.decision_id), answer=msgspec.json.encode(reply))
 
 
-def _decided(sent: WaitDecision, info: WaitInfo | None) -> WaitDecided:
+def _decided(sent: WaitDecision, info: WaitInfo) -> WaitDecided:
     """The event of a decision on this wait. Raises RequestInvalid if it does not fit."""
-    if info and type(sent).__struct_config__.tag != info.what:
+    if type(sent).__struct_config__.tag != info.what:
         raise RequestInvalid("type", f"the wait {info.wait} is decided by an {info.what!r}")
-    schema = info.schema if info else None
+    schema = info.schema
     match sent:
         case Approval():
             arguments = None
             if sent.arguments is not None:
                 if sent.decision == "deny":
                     raise RequestInvalid("arguments", "a denied call runs with none")
-                if info and schema is None:
+                if schema is None:
                     raise RequestInvalid("arguments", "the input of this tool is free text, which nobody can change")
                 _check("arguments", sent.arguments, schema)
                 arguments = msgspec.json.encode(sent.arguments).decode()
@@ -143,9 +140,9 @@ def _decided(sent: WaitDecision, info: WaitInfo | None) -> WaitDecided:
         case Answer():
             if sent.decision != "accept" and sent.content is not None:
                 raise RequestInvalid("content", "only an accepted question has an answer")
-            if sent.content is not None and info and info.url is not None:
+            if sent.content is not None and info.url is not None:
                 raise RequestInvalid("content", "this question is answered on its page, and has no content here")
-            if sent.decision == "accept" and info and info.url is None:
+            if sent.decision == "accept" and info.url is None:
                 _check("content", sent.content or {}, schema)
             content = msgspec.json.encode(sent.content).decode() if sent.content is not None else ""
             return WaitDecided(

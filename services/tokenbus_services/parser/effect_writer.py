@@ -21,6 +21,7 @@ from tokenbus.bus.run_record import (
     TENANT,
     TURN,
     RunLifetimes,
+    answer_field,
     call_fence,
     call_field,
     history_field,
@@ -35,7 +36,9 @@ from tokenbus.core.run.effects import (
     Effect,
     EndRun,
     EndStatus,
+    EndWait,
     ForgetRun,
+    GiveAnswer,
     NextTurn,
     ReleaseFromPolicies,
     RunTools,
@@ -109,6 +112,10 @@ class EffectWriter:
                 self._run_tools(s, work, commit)
             case Wait(info):
                 self._wait(s, info, commit)
+            case GiveAnswer(block, number, given):
+                commit.put(run_key, answer_field(block, number), encode(given))
+            case EndWait(wait):
+                commit.unwait(run_key, self._waiting(s), run=s.run, wait=wait)
             case Draft(events, over):
                 policy_plan = s.accepted.policy_plan
                 traceparent = s.accepted.traceparent if events and events[0].seq == 0 else ""

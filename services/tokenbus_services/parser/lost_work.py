@@ -63,11 +63,7 @@ class LostWork:
                 found.runs.append(s)
         open_runs = {s.run for s in states}
         for s in await self._missing_in(partition, "tools", "tools", silent, states):
-            found.calls += [
-                (s, call)
-                for call in s.calls
-                if call.result is None and call.wait is None and call.child not in open_runs
-            ]
+            found.calls += [(s, call) for call in s.calls if call.is_at_worker and call.child not in open_runs]
         return found
 
     async def _missing_in(

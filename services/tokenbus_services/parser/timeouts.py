@@ -285,7 +285,9 @@ class TimeoutClock:
         why = (NOBODY if wait.what == "approval" else NO_CLIENT_RESULT) if decision == "deny" else ""
         decided = WaitDecided(wait.name, wait.what, decision, f"{wait.name}.deadline", door="deadline", reason=why)
         keys, now_ms = self._keys.within(partition), self._server.clock.now_ms()
-        return scripts.decision(keys, s.run, tenant_of(s.accepted.metadata), decided, at_ms=now_ms, replies=False)
+        return scripts.decision(
+            keys, s.run, tenant_of(s.accepted.metadata), decided, at_ms=now_ms, held=wait.held, replies=False
+        )
 
     def _policy_timeout(self, partition: int, s: RunState) -> scripts.ScriptCall:
         assert s.gate
@@ -400,8 +402,7 @@ class Timeouts(msgspec.Struct, frozen=True):
             for pending in s.calls:
                 allowed_s = self._tool_s(pending.runs.name, s.accepted.tool_timeout_s) + self.slack_s
                 if (
-                    pending.result is None
-                    and pending.wait is None
+                    pending.is_at_worker
                     and not pending.child  # which has a deadline
                     and now_ms - max(s.seen_ms, stood_until_ms) > allowed_s * 1000
                 ):

@@ -19,7 +19,7 @@ import structlog
 from tokenbus.bus import process_clock
 from tokenbus.bus.liveness import Liveness
 from tokenbus.errors import SettingsError, ToolFailure
-from tokenbus.events.frames import ToolAsked
+from tokenbus.events.frames import GivenAnswer, ToolAsked
 from tokenbus.tools import ToolContext
 from tokenbus_services.blobs.client import BlobLoader, loader_of
 from tokenbus_services.executor.processes import End
@@ -41,7 +41,7 @@ from tokenbus_services.settings import (
 from tokenbus_services.tools.http import EndpointTool
 from tokenbus_services.tools.progress import Deliver, Reporter
 from tokenbus_services.tools.python.executors import PythonExecutors, PythonFunctionTool
-from tokenbus_services.tools.questions import Question, check
+from tokenbus_services.tools.questions import HELD_SHARE, Hold, Holding, Question, check
 from tokenbus_services.tools.results import Results
 from tokenbus_services.tools.tool import NAME, Declared, Tool, passed_value
 from tokenbus_services.tools.tool_call import Text, ToolCall, ToolOutcome, context_of
@@ -124,15 +124,15 @@ class ToolExecutor:
         own_s = declared.timeout_s if declared else None
         return min((s for s in (asked_s, own_s) if s is not None), default=DEFAULT_TOOL_TIMEOUT_S)
 
-    async def execute(self, call: ToolCall, progress: Deliver | None = None) -> ToolOutcome:
+    async def execute(self, call: ToolCall, progress: Deliver | None = None, hold: Hold | None = None) -> ToolOutcome:
         """Run a call and return its outcome, or what it asks, within its timeout plus a short grace period.
 
         Raises only CancelledError, if cancelled. The tool is then cancelled too. ``progress`` receives the tool's
-        progress reports until this returns.
+        progress reports until this returns. ``hold`` submits questions for which the call waits.
         """
         began = time.monotonic()
         try:
-            outcome = await self._run(call, progress)
+            outcome = await self._run(call, progress, hold)
         except ToolFailure as e:
             kind, outcome = e.kind, self._failed(e.problem)
         except Exception as e:
@@ -154,7 +154,7 @@ class ToolExecutor:
         """A text as the result of a call: of a bounded size, without secrets."""
         return self._failed(text) if is_error else await self._results.text(Text(text))
 
-    async def _run(self, call: ToolCall, progress: Deliver | None) -> ToolOutcome:
+    async def _run(self, call: ToolCall, progress: Deliver | None, hold: Hold | None) -> ToolOutcome:
         declared = self._registry.get(call.name)
         if declared is None and self.mcp:
             await self.mcp.started(call.name)
@@ -163,17 +163,30 @@ class ToolExecutor:
             raise ToolFailure(call.name, "unknown_tool", f"unknown tool {call.name[:80]!r}")
         arguments = _arguments(call, declared)
         timeout = self.timeout_of(call.name, call.timeout_s)
-        with Reporter(call.block, progress, self._registry.redact) as reporter:
-            context = context_of(call, time.monotonic() + timeout, reporter.report)
-            work = declared.tool.run(call, arguments, context, self._results)
+        deadline = time.monotonic() + timeout
+
+        async def ask(question: Question, number: int) -> GivenAnswer:
+            if hold is None:
+                raise ToolFailure(call.name, "bad_question", "nobody can be asked")
+            left_ms = round(1000 * HELD_SHARE * (deadline - time.monotonic()))
+            asked = self._asked(call, declared, question, number)
+            return await hold(
+                msgspec.structs.replace(asked, timeout_ms=max(1, min(asked.timeout_ms, left_ms)), number=number)
+            )
+
+        with Reporter(call.block, progress, self._registry.redact) as reporter, Holding(ask) as holding:
+            context = context_of(call, deadline, reporter.report)
+            work = declared.tool.run(call, arguments, context, self._results, holding=holding)
             result = await self._within(timeout, work, call.name)
         if isinstance(result, Question):
-            return ToolOutcome("", asked=self._asked(call, declared, result))
+            return ToolOutcome("", asked=self._asked(call, declared, result, len(call.answers)))
         return await self._results.text(result) if isinstance(result, Text) else result
 
-    def _asked(self, call: ToolCall, declared: Declared, question: Question) -> ToolAsked:
-        """The question as people see it. Raises ToolFailure if it cannot be asked."""
-        check(call.name, question, len(call.answers))
+    def _asked(self, call: ToolCall, declared: Declared, question: Question, before: int) -> ToolAsked:
+        """The question as people see it; ``before``: how many the call has asked. Raises ToolFailure if it cannot be
+        asked.
+        """
+        check(call.name, question, before)
         redact, schema = self._registry.redact_result, question.schema
         if schema is not None:
             schema = msgspec.json.decode(redact(msgspec.json.encode(schema).decode()), type=dict[str, object])
@@ -359,7 +372,7 @@ class _RunElsewhere:
         self._why = why
 
     async def run(
-        self, call: ToolCall, arguments: dict[str, object], context: ToolContext, results: Results
+        self, call: ToolCall, arguments: dict[str, object], context: ToolContext, results: Results, *, holding: Holding
     ) -> Text | ToolOutcome:
         raise ToolFailure(call.name, "unavailable", self._why)
 

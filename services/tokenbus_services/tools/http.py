@@ -20,6 +20,7 @@ from tokenbus_services.net.egress import AddressRefused, GuardedTransport
 from tokenbus_services.net.http_client import Client, TooManyCrumbs, fair_reads
 from tokenbus_services.net.outbound import Headers, Learn, egress_of, endpoint_url
 from tokenbus_services.settings import HttpTool
+from tokenbus_services.tools.questions import Holding
 from tokenbus_services.tools.results import Results
 from tokenbus_services.tools.tool_call import ToolCall, ToolOutcome
 
@@ -55,7 +56,7 @@ class EndpointTool:
         await self._client.aclose()
 
     async def run(
-        self, call: ToolCall, arguments: dict[str, object], context: ToolContext, results: Results
+        self, call: ToolCall, arguments: dict[str, object], context: ToolContext, results: Results, *, holding: Holding
     ) -> ToolOutcome:
         """Send the call and return the response. Raises ToolFailure."""
         try:

@@ -1,16 +1,19 @@
-"""Questions that calls ask. A call that asks ends there, and is run again from its start with the answer."""
+"""Questions that calls ask. A call that asks ends there, and is run again from its start with the answer; one that
+cannot do that waits in its worker, within its timeout.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import itertools
-from collections.abc import Mapping
-from typing import Literal, cast
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Literal, Self, TypeAlias, cast
 
 import msgspec
 
 from tokenbus.errors import ToolFailure
-from tokenbus.events.frames import GivenAnswer
+from tokenbus.events.frames import GivenAnswer, ToolAsked
 from tokenbus.events.waits import MAX_TIMEOUT_S
 from tokenbus.tools import Answered
 from tokenbus_services.json_schema import SchemaError, compile_schema
@@ -78,6 +81,44 @@ class Asking:
             elif self.ended is None:
                 self.ended = question
         raise PutAway
+
+
+Hold: TypeAlias = Callable[[ToolAsked], Awaitable[GivenAnswer]]
+"""Submits a question of a call that waits in its worker, and returns the answer. Raises ToolFailure."""
+HELD_SHARE = 0.9
+"""How much of its remaining time a held call waits; the rest is for what it makes of the answer, or of none."""
+
+
+class Holding:
+    """The questions for which one call waits in its worker. Use as a context manager; they end with the block."""
+
+    def __init__(self, ask: Callable[[Question, int], Awaitable[GivenAnswer]]) -> None:
+        """``ask`` asks a question, given how many the call has asked before."""
+        self._ask = ask
+        self._numbers = itertools.count()
+        self._asking: set[asyncio.Task[GivenAnswer]] = set()
+        self._one = asyncio.Lock()
+
+    async def ask(self, question: Question) -> GivenAnswer:
+        """Return the answer; one question after the other is asked. Raises ToolFailure, also if the call ends first."""
+        asking = asyncio.create_task(self._in_turn(question), name="tool question")
+        self._asking.add(asking)
+        asking.add_done_callback(self._asking.discard)
+        await asyncio.wait({asking})
+        if asking.cancelled():
+            raise ToolFailure("", "closed", "the call ended before the question was answered")
+        return asking.result()
+
+    async def _in_turn(self, question: Question) -> GivenAnswer:
+        async with self._one:
+            return await self._ask(question, next(self._numbers))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for asking in self._asking:
+            asking.cancel()
 
 
 def answered(given: GivenAnswer) -> Answered:

@@ -7,6 +7,7 @@ ends with it, in the same way, and comes again with the answer.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +21,7 @@ from tokenbus.bus import scripts
 from tokenbus.bus.control import ControlListener
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import Liveness
-from tokenbus.bus.run_record import STATUS, call_fence, call_field
+from tokenbus.bus.run_record import STATUS, answer_field, call_fence, call_field
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
@@ -31,10 +32,12 @@ from tokenbus.events.frames import (
     ChildEnd,
     Control,
     EventFrame,
+    GivenAnswer,
     ToolAsked,
     ToolReported,
     ToolReturned,
     ToolWork,
+    answer_decoder,
     encode,
     tool_decoder,
 )
@@ -56,6 +59,8 @@ if TYPE_CHECKING:
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 GROUP = "tools"
+FIRST_LOOK_S, LONGEST_LOOK_S = 0.02, 0.5
+"""How soon the answer is looked for to a question for which a call waits here."""
 STILL_S = 120.0
 """A call that makes no progress for this long after its timeout is stuck. By then its run has continued without it."""
 MOST_DELIVERIES = 3
@@ -153,7 +158,9 @@ class ToolService:
                 begin = time.perf_counter()
                 call = self._call(work)
                 with self._tracer.working(*span_of(work)):
-                    outcome = await self._executor.execute(call, partial(self._progress, work))
+                    outcome = await self._executor.execute(
+                        call, partial(self._progress, work), partial(self._hold, work)
+                    )
                 self._metrics.ran(time.perf_counter() - begin, outcome.kind)
             await self._deliver_result(work, outcome)
             if not outcome.asked:
@@ -248,6 +255,31 @@ class ToolService:
 
     async def _progress(self, work: ToolWork, report: ToolReported) -> None:
         await run_script(self._server, self._script_call(scripts.tool_progress, work, report))
+
+    async def _hold(self, work: ToolWork, asked: ToolAsked) -> GivenAnswer:
+        """Submit a question for which the call waits here, and return the answer once the parser has it. Raises
+        ToolFailure if the call is over, or asked something else when it ran before.
+        """
+        key, field = self._keys.run(work.run), answer_field(asked.block, asked.number)
+        submitted, look_s = False, FIRST_LOOK_S
+        call = self._script_call(scripts.tool_progress, work, asked)
+        while True:
+            found: bytes | None = await retry_until_available(
+                self._server, lambda: self._server.client.hget(key, field), what="look-up of an answer"
+            )
+            if found is not None:
+                given = answer_decoder.decode(found)
+                if given.question != asked.question:
+                    raise ToolFailure(work.name, "bad_question", "the call asked something else when it ran before")
+                return given
+            if not submitted:
+                if not await retry_until_available(
+                    self._server, lambda: run_script(self._server, call), what="question of a tool"
+                ):
+                    raise ToolFailure(work.name, "closed", "the call is over")
+                submitted = True
+            await asyncio.sleep(look_s)
+            look_s = min(2 * look_s, LONGEST_LOOK_S)
 
     async def _deliver_result(self, work: ToolWork, outcome: ToolOutcome, child_end: ChildEnd | None = None) -> None:
         images = list(outcome.images)

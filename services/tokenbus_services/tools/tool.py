@@ -10,7 +10,7 @@ from tokenbus.errors import SettingsError
 from tokenbus.secret_env import FILE, secret_in
 from tokenbus.tools import ToolContext
 from tokenbus_services.json_schema import Schema
-from tokenbus_services.tools.questions import Question
+from tokenbus_services.tools.questions import Holding, Question
 from tokenbus_services.tools.results import Results
 from tokenbus_services.tools.tool_call import Text, ToolCall, ToolOutcome
 
@@ -22,10 +22,10 @@ class Tool(Protocol):
     """A way to run one tool."""
 
     async def run(
-        self, call: ToolCall, arguments: dict[str, object], context: ToolContext, results: Results
+        self, call: ToolCall, arguments: dict[str, object], context: ToolContext, results: Results, *, holding: Holding
     ) -> Text | ToolOutcome | Question:
         """Return the result: complete, or passed through ``results`` while it arrives; or what the call asks, which
-        has ended then. Raises ToolFailure.
+        has ended then. ``holding`` asks what cannot be put away. Raises ToolFailure.
         """
         ...
 

@@ -149,6 +149,11 @@ def fate_field(wait: str) -> str:
     return f"fate:{wait}"
 
 
+def answer_field(block: int, number: int) -> str:
+    """Field with the answer (`GivenAnswer`) to a question for which the call of this block waits in its worker."""
+    return f"answer:{block}.{number}"
+
+
 def so_far_field(attempt: int) -> str:
     """Field with the partial answer that this attempt continues, as messages."""
     return f"so_far:{attempt}"

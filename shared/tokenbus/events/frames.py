@@ -390,7 +390,9 @@ class ToolReported(msgspec.Struct, frozen=True, array_like=True, tag="tool_progr
 
 
 class ToolAsked(msgspec.Struct, frozen=True, array_like=True, tag="tool_asked"):
-    """The call in this public block has asked a question and ended. It is handed out again with the answer."""
+    """The call in this public block has asked a question. It has ended, and is handed out again with the answer; or it
+    waits in its worker, if ``number`` is set.
+    """
 
     block: int
     question: str
@@ -401,6 +403,8 @@ class ToolAsked(msgspec.Struct, frozen=True, array_like=True, tag="tool_asked"):
     url: str | None = None
     state: str = ""
     """As in `ToolWork`."""
+    number: int = -1
+    """How many questions the call has asked before and waited for; -1: it has ended."""
 
 
 class WaitDecided(msgspec.Struct, frozen=True, array_like=True, tag="wait_decided"):
@@ -529,6 +533,7 @@ event_decoder = msgspec.msgpack.Decoder(EventFrame)
 turn_decoder = msgspec.msgpack.Decoder(TurnWork)
 job_decoder = msgspec.msgpack.Decoder(ProviderJob)
 tool_decoder = msgspec.msgpack.Decoder(ToolWork)
+answer_decoder = msgspec.msgpack.Decoder(GivenAnswer)
 drafts_decoder = msgspec.msgpack.Decoder(Drafts)
 control_decoder = msgspec.msgpack.Decoder(Control)
 history_decoder = msgspec.msgpack.Decoder(list[Message])
@@ -614,7 +619,16 @@ def _known(item: msgspec.Raw, decoder: msgspec.msgpack.Decoder[Any], kinds: Any)
 
 
 def encode(
-    frame: RawFrame | EventFrame | TapedFrame | Drafts | TurnWork | ToolWork | ProviderJob | Control | list[Message],
+    frame: RawFrame
+    | EventFrame
+    | TapedFrame
+    | Drafts
+    | TurnWork
+    | ToolWork
+    | GivenAnswer
+    | ProviderJob
+    | Control
+    | list[Message],
 ) -> bytes:
     """Encode a frame as msgpack."""
     return _encode(frame)

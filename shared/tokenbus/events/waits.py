@@ -75,6 +75,8 @@ class WaitInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A page on which the question is answered, instead of ``schema``."""
     tenant: str | None = None
     """Whose clients may decide."""
+    held: bool = False
+    """The call waits in its worker, so the wait ends with the call."""
 
 
 class WaitFate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

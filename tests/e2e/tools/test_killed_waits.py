@@ -4,6 +4,7 @@ denial; a call that asked goes on with the answer, in a worker that did not ask.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,18 +20,24 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, ToolCall, Turn
 
-SETTINGS = """
+OLDER = Path(__file__).parents[2] / "services" / "tools" / "mcp" / "older_server.py"
+SETTINGS = f"""
 [stages]
 lease_s = 1.0
 [tools.noted]
 kind = "python"
 call = "tests.services.tools.sample_tools:noted"
-parameters = { type = "object" }
+parameters = {{ type = "object" }}
 approval = "always"
 [tools.book]
 kind = "python"
 call = "tests.services.tools.sample_tools:book"
-parameters = { type = "object" }
+parameters = {{ type = "object" }}
+[mcp.older]
+kind = "stdio"
+command = "{sys.executable}"
+args = ["{OLDER}", "choose"]
+timeout_s = 300
 """
 OWNERS: tuple[Kind, ...] = tuple(kind for kind in WITH_TOOLS if kind not in {"fetcher", "normalizer"})
 """Who has a run that waits: the parser; and who would run its call."""
@@ -177,3 +184,42 @@ async def test_an_answer_counts_once_whoever_is_killed(
         expected = {"before": "before/1A", "at": "at/2A", "after": "after/3A"}
         assert result["content"] == expected.get(word, "not booked: decline by ann over bus")
         assert log[-1]["type"] == "completed"
+
+
+@pytest.mark.leaves_pending
+async def test_a_call_that_waits_in_its_worker_is_asked_for_once_and_gets_the_answer_in_the_next_worker(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    chooses = Reply(tool_calls=(ToolCall(name="older__choose"),))
+    script = Script(name="chooses", turns=(Turn(says=chooses), Turn(says=Reply(text="Done."))))
+    tool: dict[str, Any] = {"name": "older__choose", "parameters": {"type": "object"}}
+    async with (
+        MockProvider([script]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS, SETTINGS) as workers,
+        Client(server_url, prefix=keys.prefix) as bus,
+    ):
+        found: dict[str, str] = {}
+
+        async def asked_of() -> str:
+            run = await send("chooses", tools=[tool])
+            await eventually(lambda: waits(server, keys, [run]), timeout=60)
+            found.update({info.run: info.wait async for info in bus.waiting(run=run)})
+            return run
+
+        before = await asked_of()
+        await replaced(workers)
+        await bus.answer(before, found[before], {"seat": "1A"}, by="ann")
+        await ended(server.client, keys, [before])
+        at = await asked_of()
+        await freeze_owners(workers)
+        await bus.answer(at, found[at], {"seat": "2A"}, by="ann")
+        await replaced(workers)
+        logs: Any = await ended(server.client, keys, [before, at])
+        assert [info async for info in bus.waiting()] == []
+    for run, seat in ((before, "1A"), (at, "2A")):
+        judge.check(logs[run])
+        asked = [event["wait"] for event in logs[run] if event["type"] == "waiting"]
+        assert asked == [found[run]]
+        assert [event["wait"] for event in logs[run] if event["type"] == "resumed"] == asked
+        (result,) = [e for e in logs[run] if e["type"] == "block_complete" and e["kind"] == "tool_result"]
+        assert result["content"] == f'{{"action": "accept", "content": {{"seat": "{seat}"}}}}'

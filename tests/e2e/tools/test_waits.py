@@ -63,6 +63,10 @@ approval = "always"
 kind = "stdio"
 command = "{sys.executable}"
 args = ["{SAMPLE}"]
+[mcp.older]
+kind = "stdio"
+command = "{sys.executable}"
+args = ["{SAMPLE.with_name("older_server.py")}", "choose"]
 [tools.brief]
 kind = "python"
 call = "tests.services.tools.sample_tools:ask_briefly"
@@ -85,6 +89,7 @@ def bus() -> Generator[LocalBus]:
         running.model_says("gone", calls(("gone", {})), "Done.")
         running.model_says("books", calls(("book", {"flight": "LH1"})), "Done.")
         running.model_says("books there", calls(("here__book", {"flight": "LH1"})), "Done.")
+        running.model_says("chooses", calls(("older__choose", {})), "Done.")
         running.model_says("signs", calls(("sign", {})), "Done.")
         running.model_says("brief", calls(("brief", {})), "Done.")
         yield running
@@ -292,6 +297,26 @@ async def test_a_tool_of_an_mcp_server_asks_and_goes_on_with_the_answers(bus: Lo
     events = await events_of(run)
     assert results(events) == ["LH1/12A, accept, None"]
     assert resumed(events) == [(seat.wait, "accept", "ann", "bus"), (page.wait, "accept", "bob", "bus")]
+
+
+async def test_what_an_older_mcp_server_asks_within_a_call_is_answered_while_the_call_lasts(
+    bus: LocalBus, client: Client
+) -> None:
+    tool: dict[str, Any] = {"name": "older__choose", "parameters": {"type": "object"}}
+    run = await client.publish(bus.request("chooses", tools=[tool]))
+    seat = await asks(client, run, "Which seat?")
+    assert seat.held
+    await client.answer(run, seat.wait, {"seat": "12A"}, by="ann")
+    events = await events_of(run)
+    assert results(events) == ['{"action": "accept", "content": {"seat": "12A"}}']
+    assert resumed(events) == [(seat.wait, "accept", "ann", "bus")]
+    briefly = await client.publish(bus.request("chooses", tools=[tool], tool_timeout_s=1.0))
+    seat = await asks(client, briefly, "Which seat?")
+    events = await events_of(briefly)
+    assert results(events) in (['{"action": "cancel"}'], ["the tool returned no result within 1 s"])
+    assert resumed(events) == [(seat.wait, "cancel", None, "deadline")]
+    with pytest.raises((AlreadyDecided, WaitNotFound)):
+        await client.answer(briefly, seat.wait, {"seat": "12A"})
 
 
 async def test_who_does_not_want_to_answer_says_so_and_nobody_is_a_cancel(bus: LocalBus, client: Client) -> None:

@@ -26,7 +26,7 @@ from tokenbus_services.settings import McpHttp, McpSettings, McpStdio, Settings
 from tokenbus_services.tools.mcp.rounds import Round
 from tokenbus_services.tools.mcp.server import CLOSE_S, Connect, McpServer, outcome_of
 from tokenbus_services.tools.mcp.transports import child, endpoint
-from tokenbus_services.tools.questions import Question
+from tokenbus_services.tools.questions import Holding, Question
 from tokenbus_services.tools.results import Results
 from tokenbus_services.tools.tool import NAME, Declared, check_passed, passed_environment
 from tokenbus_services.tools.tool_call import ToolCall, ToolOutcome
@@ -128,7 +128,7 @@ class McpTool:
         self._remote_name = remote_name
 
     async def run(
-        self, call: ToolCall, arguments: dict[str, object], context: ToolContext, results: Results
+        self, call: ToolCall, arguments: dict[str, object], context: ToolContext, results: Results, *, holding: Holding
     ) -> ToolOutcome | Question:
         """Call the tool and return the result, or what the server asks before. Raises ToolFailure."""
 
@@ -146,6 +146,7 @@ class McpTool:
         while True:
             result = await self._server.call(
                 *(call.name, self._remote_name, arguments, report),
+                holding=holding,
                 traceparent=call.traceparent,
                 responses=responses,
                 state=state,

@@ -1,4 +1,4 @@
-"""Elicitation: what a server asks before a call can end, as questions of that call.
+"""Elicitation: what a server asks for a call, as questions of that call.
 
 A server of the 2026 version answers a call with the requests of a round and a state of its own. The call is put away
 with both, each request is asked in turn, and the call is sent again with all responses and the state, by any worker. An
@@ -39,7 +39,7 @@ class Round(msgspec.Struct, frozen=True):
     def of(cls, tool: str, asked: types.InputRequiredResult | UrlElicitationRequiredError, begun: int) -> Round:
         """What the server asked. Raises ToolFailure if it is something else than input of a person."""
         if isinstance(asked, UrlElicitationRequiredError):
-            keys, questions = [str(n) for n in range(len(asked.elicitations))], [*map(_on_page, asked.elicitations)]
+            keys, questions = [str(n) for n in range(len(asked.elicitations))], [*map(question_of, asked.elicitations)]
             found = cls(begun, keys, questions, plain=True)
         else:
             requests = asked.input_requests or {}
@@ -65,28 +65,28 @@ class Round(msgspec.Struct, frozen=True):
                 raise ToolFailure(tool, "declined", "nobody visited the page that the tool needs")
             return None
         found = zip(self.keys, self.questions, given, strict=True)
-        return {key: _response(tool, question, each) for key, question, each in found}
+        return {key: response_to(tool, question, each) for key, question, each in found}
 
 
 def _question(tool: str, request: types.InputRequest) -> Question:
-    match request:
-        case types.ElicitRequest(params=types.ElicitRequestURLParams() as page):
-            return _on_page(page)
-        case types.ElicitRequest(params=types.ElicitRequestFormParams() as form):
-            return Question(text=_text(form.message), schema=form.requested_schema)
-        case _:
-            raise ToolFailure(tool, "bad_result", f"the tool requires {request.method}, which is not supported")
+    if isinstance(request, types.ElicitRequest):
+        return question_of(request.params)
+    raise ToolFailure(tool, "bad_result", f"the tool requires {request.method}, which is not supported")
 
 
-def _on_page(page: types.ElicitRequestURLParams) -> Question:
-    return Question(text=_text(page.message), url=page.url)
+def question_of(asked: types.ElicitRequestParams) -> Question:
+    """The question of an elicitation."""
+    if isinstance(asked, types.ElicitRequestURLParams):
+        return Question(text=_text(asked.message), url=asked.url)
+    return Question(text=_text(asked.message), schema=asked.requested_schema)
 
 
 def _text(message: str) -> str:
     return message[:MAX_TEXT_CHARS] or "The tool asks for input."
 
 
-def _response(tool: str, question: Question, given: GivenAnswer) -> types.ElicitResult:
+def response_to(tool: str, question: Question, given: GivenAnswer) -> types.ElicitResult:
+    """What the server gets of an answer. Raises ToolFailure if the protocol cannot carry it."""
     content = None
     if given.decision == "accept" and question.url is None:
         content = msgspec.json.decode(given.content or "{}", type=dict[str, object])

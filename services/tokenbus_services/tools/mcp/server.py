@@ -32,6 +32,8 @@ from tokenbus.bus.liveness import IDLE_S, beat, rest, wait_briefly
 from tokenbus.errors import BlobRefused, ToolFailure
 from tokenbus.events.requests import Tool
 from tokenbus_services.json_schema import Schema, SchemaError, compile_schema
+from tokenbus_services.tools.mcp.rounds import question_of, response_to
+from tokenbus_services.tools.questions import Holding
 from tokenbus_services.tools.results import Results
 from tokenbus_services.tools.tool import NAME
 from tokenbus_services.tools.tool_call import ToolOutcome
@@ -188,6 +190,8 @@ class McpServer:
         self._connect = connect
         self._connect_timeout_s = connect_timeout_s
         self._listed = listed
+        self._calls: set[tuple[str, Holding]] = set()
+        """Calls in progress, each with its tool."""
         self._client: Client | None = None
         self._connected_at: float | None = None
         self._problem = "it has not been started yet"
@@ -224,6 +228,7 @@ class McpServer:
         arguments: dict[str, object],
         progress: ProgressFnT,
         *,
+        holding: Holding,
         traceparent: str | None = None,
         responses: types.InputResponses | None = None,
         state: str | None = None,
@@ -231,7 +236,8 @@ class McpServer:
         """Call a tool and return the result, or what the server asks before. Raises ToolFailure; if cancelled, notifies
         the server.
 
-        ``responses``, ``state``: to the last round of what it asked.
+        ``holding`` asks what an older server asks in the middle of the call. ``responses``, ``state``: to the last
+        round of what it asked before.
         """
         client = self._client
         if client is None:
@@ -247,6 +253,7 @@ class McpServer:
             request_state=state,
             _meta=meta or None,
         )
+        self._calls.add((tool, holding))
         try:
             # Not `Client.call_tool`, whose result validator may backtrack indefinitely.
             return await client.session.send_request(
@@ -264,6 +271,8 @@ class McpServer:
         except Exception as e:
             self._check_connection()
             raise ToolFailure(tool, "unavailable", f"the MCP server was lost during the call: {_describe(e)}") from None
+        finally:
+            self._calls.discard((tool, holding))
 
     async def _connected(self) -> None:
         """Run one connection until it ends or hangs. Raises what ended it."""
@@ -314,7 +323,9 @@ class McpServer:
             async with process_clock.timeout(self._connect_timeout_s):
                 transport = self._connect(self._on_lost)
                 client = await stack.enter_async_context(
-                    Client(transport, cache=None, message_handler=self._on_message, elicitation_callback=_cannot_ask)
+                    Client(
+                        transport, cache=None, message_handler=self._on_message, elicitation_callback=self._on_question
+                    )
                 )
                 await self._list(client)
             self._client = client
@@ -380,6 +391,20 @@ class McpServer:
         if isinstance(message, types.ToolListChangedNotification):
             self._on_changed()
 
+    async def _on_question(
+        self, context: ClientRequestContext, params: types.ElicitRequestParams
+    ) -> types.ElicitResult | types.ErrorData:
+        """Ask what a server of an older version asks. It does not say for which call, so there must be one alone."""
+        if len(self._calls) != 1:
+            problem = f"{len(self._calls)} calls are in progress, and one of them cannot be asked for"
+            return types.ErrorData(code=types.INVALID_REQUEST, message=problem)
+        ((tool, holding),) = self._calls
+        question = question_of(params)
+        try:
+            return response_to(tool, question, await holding.ask(question))
+        except ToolFailure as e:
+            return types.ErrorData(code=types.INVALID_REQUEST, message=e.problem)
+
     def _on_changed(self) -> None:
         self._changed = True
         self._wake.set()
@@ -403,11 +428,6 @@ def _pages_of(error: MCPError) -> UrlElicitationRequiredError | None:
     except (ValueError, TypeError, AttributeError):  # includes pydantic's ValidationError
         return None
     return found if found.elicitations else None
-
-
-async def _cannot_ask(context: ClientRequestContext, params: types.ElicitRequestParams) -> types.ErrorData:
-    """Refuse a question that an older server asks in the middle of a call, which cannot be put away."""
-    return types.ErrorData(code=types.INVALID_REQUEST, message="Elicitation within a call is not supported")
 
 
 def _describe(error: Exception) -> str:

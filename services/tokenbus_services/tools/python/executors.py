@@ -36,7 +36,7 @@ from tokenbus_services.tools.python.calls import (
     from_executor,
 )
 from tokenbus_services.tools.python.function import ToolFunction
-from tokenbus_services.tools.questions import Question
+from tokenbus_services.tools.questions import Holding, Question
 from tokenbus_services.tools.results import Results
 from tokenbus_services.tools.tool_call import Text, ToolCall, ToolOutcome
 
@@ -235,7 +235,7 @@ class PythonFunctionTool:
         self._function = None if executors else ToolFunction(name, settings.call, settings.parameters)
 
     async def run(
-        self, call: ToolCall, arguments: dict[str, object], context: ToolContext, results: Results
+        self, call: ToolCall, arguments: dict[str, object], context: ToolContext, results: Results, *, holding: Holding
     ) -> Text | ToolOutcome | Question:
         """Call the function and return its result, or what it asks. Raises ToolFailure."""
         if self._executors:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from tokenbus.events.frames import RecordedDecision, ToolWork, TurnWork
+from tokenbus.events.frames import GivenAnswer, RecordedDecision, ToolWork, TurnWork
 from tokenbus.events.public import PublicEvent
 from tokenbus.events.requests import Message
 from tokenbus.events.waits import WaitInfo
@@ -44,6 +44,20 @@ class Wait(msgspec.Struct, frozen=True):
     info: WaitInfo
 
 
+class GiveAnswer(msgspec.Struct, frozen=True):
+    """Give a call that waits in its worker the answer to its question of this number."""
+
+    block: int
+    number: int
+    given: GivenAnswer
+
+
+class EndWait(msgspec.Struct, frozen=True):
+    """A wait ended with its call."""
+
+    wait: str
+
+
 class Draft(msgspec.Struct, frozen=True):
     """Events for the policy stage to judge; `seq` is the draft number."""
 
@@ -75,4 +89,16 @@ class ForgetRun(msgspec.Struct, frozen=True):
     """Drop the run without writing its end, which its log has already."""
 
 
-Effect = NextTurn | CloseAttempt | RunTools | Wait | Draft | Decide | ReleaseFromPolicies | EndRun | ForgetRun
+Effect = (
+    NextTurn
+    | CloseAttempt
+    | RunTools
+    | Wait
+    | GiveAnswer
+    | EndWait
+    | Draft
+    | Decide
+    | ReleaseFromPolicies
+    | EndRun
+    | ForgetRun
+)

@@ -28,6 +28,13 @@ class OpenWait(msgspec.Struct, frozen=True):
     on_deadline: OnDeadline
     question: str = ""
     """As in `GivenAnswer`."""
+    number: int = -1
+    """As in `ToolAsked`."""
+
+    @property
+    def held(self) -> bool:
+        """A worker has the call meanwhile."""
+        return self.number >= 0
 
 
 class PendingCall(msgspec.Struct):
@@ -39,7 +46,7 @@ class PendingCall(msgspec.Struct):
     changed: CompleteCall | None = None
     """The call as policies or a decision changed it, if they did."""
     wait: OpenWait | None = None
-    """Set while the call waits for somebody; then no worker has it."""
+    """Set while the call waits for somebody; then no worker has it, unless it is held."""
     waited: int = 0
     """How many waits it has had."""
     allowed: bool = False
@@ -52,6 +59,13 @@ class PendingCall(msgspec.Struct):
     """What it left with its last question."""
     child: str = ""
     """The child run that it began."""
+    held: int = 0
+    """How many questions it has asked and waited for in its worker."""
+
+    @property
+    def is_at_worker(self) -> bool:
+        """Whether a worker or its queue has the call."""
+        return self.result is None and (self.wait is None or self.wait.held)
 
     @property
     def runs(self) -> CompleteCall:

@@ -56,7 +56,7 @@ from tokenbus.core.run.attempts import (
 )
 from tokenbus.core.run.block_deltas import add
 from tokenbus.core.run.blocks.block_table import BlockTable
-from tokenbus.core.run.effects import CloseAttempt, Effect, ForgetRun, RunTools, Wait
+from tokenbus.core.run.effects import CloseAttempt, Effect, EndWait, ForgetRun, GiveAnswer, RunTools, Wait
 from tokenbus.core.run.gate import ToolVerdicts
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.state import RunState
@@ -80,7 +80,7 @@ from tokenbus.core.run.tool_calls import (
     publish_results,
     results_message,
 )
-from tokenbus.core.run.waits import ask
+from tokenbus.core.run.waits import ask, end_held
 from tokenbus.core.run.waits import decide as decide_wait
 from tokenbus.core.stop_strings import StopScan
 from tokenbus.errors import TooLarge
@@ -501,11 +501,13 @@ class RunMachine:
 
     def _decided(self, event: WaitDecided) -> None:
         s = self.state
-        if (pending := decide_wait(s, self.out, event, self._now_ms)) is None:
-            return
-        if pending.result is None:
-            self._hand_out([hand_out(s, self.out, pending, self._now_ms)])
-        self._publish_results()
+        decided = decide_wait(s, self.out, event, self._now_ms)
+        if isinstance(decided, GiveAnswer):
+            self.effects.append(decided)
+        elif decided:
+            if decided.result is None:
+                self._hand_out([hand_out(s, self.out, decided, self._now_ms)])
+            self._publish_results()
 
     def _content(self) -> Message:
         """The turn as the next one sends it back; in prefill mode the model's own text, verbatim."""
@@ -517,6 +519,8 @@ class RunMachine:
 
     def _returned(self, event: ToolReturned) -> None:
         if self.state.phase == "tools":
+            if wait := end_held(self.state, self.out, event.block, self._now_ms):
+                self.effects.append(EndWait(wait))
             accept_result(self.state, event)
             self._publish_results()
 

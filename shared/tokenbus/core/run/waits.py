@@ -2,7 +2,8 @@
 
 A call that waits is handed out to nobody. The decision is an event like any other, of which the script that writes it
 writes one for each wait. So the call runs, or gets its answer, in the commit that applies the decision. A call that
-asked a question has ended; it runs again from its start, with the answers to all questions that it has asked.
+asked a question has ended; it runs again from its start, with the answers to all questions that it has asked. One that
+cannot do that waits in its worker, and its question ends with it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import msgspec
 
 from tokenbus.core.request.bounds import tenant_of
 from tokenbus.core.run.blocks.block_table import CompleteCall
+from tokenbus.core.run.effects import GiveAnswer
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.state import OpenWait, PendingCall, RunState
 from tokenbus.events.frames import GivenAnswer, ToolAsked, ToolReturned, WaitDecided
@@ -23,6 +25,7 @@ from tokenbus.events.waits import Condition, Conditions, WaitInfo
 DENIED = "the call was denied, and did not run"
 """What the model reads of a call that may not run."""
 NOBODY = "nobody decided in time"
+CALL_ENDED = "the call ended before"
 NO_RESULT = "the client returned no result in time"
 
 
@@ -46,8 +49,13 @@ def ask(s: RunState, out: Outbox, asked: ToolAsked, at_ms: int) -> WaitInfo | No
     pending = next((p for p in s.calls if p.call.block == asked.block), None)
     if pending is None or pending.wait or pending.result or s.phase != "tools":
         return None
+    if asked.number >= 0:
+        if asked.number != pending.held:
+            return None  # the worker that had the call before has asked it
+        pending.held += 1
     pending.state = asked.state
-    wait = OpenWait(_next_name(pending), "answer", at_ms + asked.timeout_ms, "cancel", asked.question)
+    deadline_ms = at_ms + asked.timeout_ms
+    wait = OpenWait(_next_name(pending), "answer", deadline_ms, "cancel", asked.question, asked.number)
     return _wait(s, out, pending, wait, at_ms, text=asked.text, schema=asked.schema, url=asked.url)
 
 
@@ -69,24 +77,61 @@ def _wait(s: RunState, out: Outbox, pending: PendingCall, wait: OpenWait, at_ms:
         **shown,
     }
     out.event(s.turn, s.attempt, Waiting, block=pending.call.block, **fields)
-    return WaitInfo(run=s.run, since_ms=at_ms, **fields)
+    return WaitInfo(run=s.run, since_ms=at_ms, held=wait.held, **fields)
 
 
-def decide(s: RunState, out: Outbox, event: WaitDecided, at_ms: int) -> PendingCall | None:
-    """Apply a decision; return its call, which now has a result or may run. None: the run has no such wait open."""
+def decide(s: RunState, out: Outbox, event: WaitDecided, at_ms: int) -> PendingCall | GiveAnswer | None:
+    """Apply a decision; return its call, which now has a result or may run, or what it gets at its worker. None: the
+    run has no such wait open.
+    """
     pending = next((p for p in s.calls if p.wait and p.wait.name == event.wait), None)
     if pending is None or pending.wait is None or s.phase != "tools":
         return None
-    question, pending.wait = pending.wait.question, None
-    call = pending.call
+    wait, pending.wait = pending.wait, None
+    _resume(s, out, pending, event, at_ms)
+    if event.what == "answer":
+        given = GivenAnswer(wait.question, event.decision, event.content, event.by, event.door)
+        if wait.held:
+            return GiveAnswer(pending.call.block, wait.number, given)
+        pending.answers.append(given)
+    elif event.decision == "allow":
+        pending.allowed = True
+        if event.arguments is not None:
+            pending.changed = msgspec.structs.replace(pending.runs, arguments=event.arguments)
+            pending.edited = True
+    elif event.decision == "deny":
+        why = event.reason
+        if event.what == "approval":
+            why = f"{DENIED}: {event.reason}" if event.reason else DENIED
+        pending.result = ToolReturned(pending.call.block, why, is_error=True)
+    else:
+        pending.result = ToolReturned(pending.call.block, event.content, is_error=event.is_error)
+    return pending
+
+
+def end_held(s: RunState, out: Outbox, block: int, at_ms: int) -> str | None:
+    """End the question of a call that has returned in its worker; return its wait. None: it has none open.
+
+    No decision on it is on its way: the script that writes one refuses it once the call has returned.
+    """
+    pending = next((p for p in s.calls if p.call.block == block), None)
+    if pending is None or pending.result or pending.wait is None:
+        return None
+    name, pending.wait = pending.wait.name, None
+    ended = WaitDecided(name, "answer", "cancel", f"{name}.ended", door="deadline", reason=CALL_ENDED)
+    _resume(s, out, pending, ended, at_ms)
+    return name
+
+
+def _resume(s: RunState, out: Outbox, pending: PendingCall, event: WaitDecided, at_ms: int) -> None:
     out.event(
         s.turn,
         s.attempt,
         Resumed,
         wait=event.wait,
         what=event.what,
-        block=call.block,
-        tool_id=call.tool_id,
+        block=pending.call.block,
+        tool_id=pending.call.tool_id,
         tool_name=pending.runs.name,
         decision=event.decision,
         decision_id=event.id,
@@ -97,26 +142,11 @@ def decide(s: RunState, out: Outbox, event: WaitDecided, at_ms: int) -> PendingC
         arguments=event.arguments,
         content=event.content or None if event.what == "answer" else None,
     )
-    if event.what == "answer":
-        pending.answers.append(GivenAnswer(question, event.decision, event.content, event.by, event.door))
-    elif event.decision == "allow":
-        pending.allowed = True
-        if event.arguments is not None:
-            pending.changed = msgspec.structs.replace(pending.runs, arguments=event.arguments)
-            pending.edited = True
-    elif event.decision == "deny":
-        why = event.reason
-        if event.what == "approval":
-            why = f"{DENIED}: {event.reason}" if event.reason else DENIED
-        pending.result = ToolReturned(call.block, why, is_error=True)
-    else:
-        pending.result = ToolReturned(call.block, event.content, is_error=event.is_error)
-    return pending
 
 
 def waits_only(s: RunState) -> bool:
     """Whether the run does nothing but wait for somebody: no worker has anything of it."""
-    return s.phase == "tools" and all(p.wait or p.result for p in s.calls) and any(p.wait for p in s.calls)
+    return s.phase == "tools" and not any(p.is_at_worker for p in s.calls) and any(p.wait for p in s.calls)
 
 
 def needs_approval(call: CompleteCall, rules: Sequence[Conditions]) -> bool:

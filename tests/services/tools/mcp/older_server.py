@@ -6,13 +6,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-TOOLS = [{"name": "wait", "inputSchema": {"type": "object"}}]
+TOOLS = [{"name": sys.argv[1] if len(sys.argv) > 1 else "wait", "inputSchema": {"type": "object"}}]
 
 VISITED: list[object] = []
+CHOOSING: list[object] = []
 
 
 def note(text: str) -> None:
-    with Path(os.environ["NOTES"]).open("a") as file:
+    with Path(os.environ.get("NOTES", os.devnull)).open("a") as file:
         file.write(text + "\n")
 
 
@@ -41,6 +42,12 @@ def answer(request: dict[str, Any]) -> None:
             error = {"code": -32042, "message": "Sign first.", "data": {"elicitations": pages}}
             send(id=request["id"], error=error)
             return
+        case "tools/call" if request["params"]["name"] == "choose":
+            schema = {"type": "object", "properties": {"seat": {"type": "string"}}, "required": ["seat"]}
+            params = {"message": "Which seat?", "requestedSchema": schema}
+            CHOOSING.append(request["id"])
+            send(id=f"ask {request['id']}", method="elicitation/create", params=params)
+            return
         case "tools/call" if request["params"].get("arguments"):
             send(id=request["id"], error={"code": -32000, "message": "out of order"})
             return
@@ -55,7 +62,10 @@ def answer(request: dict[str, Any]) -> None:
 note(f"pid {os.getpid()}")
 for line in sys.stdin:
     message = json.loads(line)
-    if "id" in message:
+    if "method" not in message:
+        chosen = message.get("result") or message["error"]["message"]
+        send(id=CHOOSING.pop(0), result={"content": [{"type": "text", "text": json.dumps(chosen)}]})
+    elif "id" in message:
         answer(message)
     else:
         note(message["method"])

@@ -7,7 +7,9 @@ from typing import Any, cast
 
 import mcp_types as types
 
+from tokenbus.events.frames import GivenAnswer
 from tokenbus_services.tools.mcp.server import McpServer
+from tokenbus_services.tools.questions import Holding, Question
 
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
@@ -25,7 +27,10 @@ async def test_a_call_carries_its_trace_context_in_meta() -> None:
     async def progress(progress: float, total: float | None, message: str | None) -> None:
         """Nothing."""
 
-    await server.call("t", "t", {"a": 1}, progress, traceparent=TRACEPARENT)
-    await server.call("t", "t", {"a": 1}, progress)
+    async def ask(question: Question, number: int) -> GivenAnswer:
+        raise AssertionError
+
+    await server.call("t", "t", {"a": 1}, progress, holding=Holding(ask), traceparent=TRACEPARENT)
+    await server.call("t", "t", {"a": 1}, progress, holding=Holding(ask))
     assert sent[0]["_meta"]["traceparent"] == TRACEPARENT
     assert "traceparent" not in sent[1].get("_meta", {})

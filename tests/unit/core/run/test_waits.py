@@ -9,7 +9,7 @@ import pytest
 from tests.unit.core.run.gated_scripts import HeldStory
 from tests.unit.core.run.script import Story, call, of_type, text
 from tokenbus.core.run.blocks.block_table import CompleteCall
-from tokenbus.core.run.effects import EndRun, NextTurn, RunTools, Wait
+from tokenbus.core.run.effects import EndRun, EndWait, GiveAnswer, NextTurn, RunTools, Wait
 from tokenbus.core.run.waits import needs_approval, waits_only
 from tokenbus.events import normalized as n
 from tokenbus.events.frames import (
@@ -149,6 +149,34 @@ def test_a_call_that_asks_runs_again_with_all_answers_so_far() -> None:
         ("0.1", "accept", '{"seat":"12A"}'),
         ("0.2", "cancel", None),
     ]
+
+
+def held(number: int, question: str = "q1") -> ToolAsked:
+    return ToolAsked(1, question, "Which?", 9_000, number=number)
+
+
+def test_a_call_that_waits_in_its_worker_gets_the_answer_there() -> None:
+    story = asked(waits={"f": ALWAYS})
+    story.control(held(0), held(0), held(1))
+    waiting = of_type(story.events, Waiting)
+    assert [(e.wait, e.what) for e in waiting] == [("0.0", "approval"), ("1.0", "answer")], "each is asked once"
+    (info,) = [e.info for e in story.effects if isinstance(e, Wait) and e.info.wait == "1.0"]
+    assert info.held
+    assert not waits_only(story.run.state)
+    story.reborn()
+    story.control(WaitDecided("1.0", "answer", "accept", "d1", "ann", content="{}"))
+    (answer,) = [e for e in story.effects if isinstance(e, GiveAnswer)]
+    assert answer == GiveAnswer(1, 0, GivenAnswer("q1", "accept", "{}", "ann"))
+    assert len(handed_out_with(story, 1)) == 1, "it is not handed out again"
+    story.control(held(0), held(1, "q2"))
+    assert [e.wait for e in of_type(story.events, Waiting)[2:]] == ["1.1"]
+    story.control(ToolReturned(1, "two", False))
+    assert [e.wait for e in story.effects if isinstance(e, EndWait)] == ["1.1"]
+    last = of_type(story.events, Resumed)[-1]
+    assert (last.wait, last.decision, last.door, last.reason) == ("1.1", "cancel", "deadline", "the call ended before")
+    story.control(held(2), WaitDecided("1.1", "answer", "accept", "d2"))
+    assert len(of_type(story.events, Resumed)) == 2
+    assert waits_only(story.run.state)
 
 
 def test_a_question_of_a_call_that_nobody_runs_is_none() -> None:

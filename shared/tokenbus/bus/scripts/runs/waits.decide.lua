@@ -8,7 +8,8 @@
 -- ARGV
 --   run
 --   wait
---   frame  event
+--   call  field of the call, if it waits in its worker: then its return ends the wait; else empty
+--   frame  event; empty: nothing is decided, only told
 --   fate  as JSON, if this decision counts
 --   reply_ms  how long the reply is kept
 -- Reply: what was written to `reply`.
@@ -16,9 +17,9 @@
 -- Twice: same
 -- Uses: make_room, append_frame, waits
 -- Constants: MOST_FORGOTTEN
-local h = redis.call('HMGET', run_key, 'status', 'wait:' .. wait, 'fate:' .. wait)
+local h = redis.call('HMGET', run_key, 'status', 'wait:' .. wait, 'fate:' .. wait, call)
 local answer = h[3] or ''
-if not h[3] and h[1] == 'open' and h[2] then
+if not h[3] and h[1] == 'open' and h[2] and frame ~= '' and (call == '' or h[4]) then
   make_room(run_key)
   append_frame(events, parser_lease, run, frame)
   close_wait(run_key, {unpack(KEYS, indexes_at)}, run, wait)
