@@ -11,13 +11,31 @@ SETTINGS = """
 [gateway]
 models = ["anthropic/speaks"]
 [console]
-roles_without_keys = ["see_runs", "see_content", "act", "admin"]
+roles_without_keys = ["see_runs", "see_content", "act", "decide", "admin"]
 [tools.weather]
 kind = "python"
 call = "tokenbus_services.mock_provider.demo:weather"
 [tools.gate]
 kind = "python"
 call = "tests.console.gates:wait"
+[tools.pay]
+kind = "python"
+call = "tests.services.tools.sample_tools:echo"
+description = "Pays."
+parameters = { type = "object", properties = { amount = { type = "integer" }, to = { type = "string" } } }
+approval = "always"
+[tools.hurry]
+kind = "python"
+call = "tests.services.tools.sample_tools:echo"
+description = "Pays soon or never."
+parameters = { type = "object" }
+approval = "always"
+approval_timeout_s = 3600
+[tools.show]
+kind = "client"
+description = "Shows something on the client's screen."
+parameters = { type = "object" }
+timeout_s = 7200
 [policies.discretion]
 use = "tests.console.gates:hold"
 [[policy_routes]]
@@ -68,6 +86,11 @@ def script(bus: LocalBus) -> None:
     weather = Reply(text="I look.", tool_calls=(ToolCall(name="weather", arguments={"city": "Zürich"}),))
     bus.model_says("calls", weather, Reply(text="It rains."))
     bus.model_says("talks", Turn(says=Reply(text=f"{WORDS} " * 50), delivery=Delivery(pace=20)))
+    bus.model_says("pays", Reply(tool_calls=(ToolCall(name="pay", arguments={"amount": 500}),)), "Paid.")
+    bus.model_says("hurries", Reply(tool_calls=(ToolCall(name="hurry", arguments={"amount": 9}),)), "Paid.")
+    bus.model_says("shows", Reply(tool_calls=(ToolCall(name="show", arguments={}),)), "Shown.")
+    hostile = ToolCall(name="pay", arguments={"amount": 2**60, "to": HOSTILE[:2000]})
+    bus.model_says("pays a stranger", Reply(tool_calls=(hostile,)), "Paid.")
     bus.model_says("minds", Reply(text=f"{HELD}at-once"))
     bus.model_says("acts", *ACTS)
     bus.model_says("acts-too", Turn(says=Reply(text="one"), fault=Stall()))

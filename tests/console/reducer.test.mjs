@@ -131,6 +131,13 @@ test("100,000 events and steps back through them take seconds at the most", { ti
   for (let seq = 99_999; seq >= 0; seq -= 997) assert.equal(history.at(seq).seq, seq);
 });
 
+test("what a run waits for is named until it is decided", () => {
+  const waits = (wait) => ({ type: "waiting", wait, what: "approval", tool_name: "pay" });
+  const open = log(started, waits("0.0"), waits("1.0"));
+  assert.equal(replayed(open).waits, "0.0 1.0");
+  assert.equal(replayed(log(started, waits("0.0"), waits("1.0"), { type: "resumed", wait: "0.0", decision: "deny" })).waits, "1.0");
+});
+
 test("what is open lasts until now", () => {
   const open = replayed(log(started, { type: "block_start", block: 0, kind: "text" }));
   const { total_ms: total, rows } = spansOf(open, [], 1500);

@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import * as format from "../../services/tokenbus_services/console/static/lib/format.js";
 import { parse, riverHash, runHash } from "../../services/tokenbus_services/console/static/lib/route.js";
-import { oneLine, visible, windowOf } from "../../services/tokenbus_services/console/static/lib/safe_text.js";
+import { oneLine, visible, visibleJson, windowOf } from "../../services/tokenbus_services/console/static/lib/safe_text.js";
 import { SseParser } from "../../services/tokenbus_services/console/static/lib/sse_parser.js";
 import { asCurl, asPython } from "../../services/tokenbus_services/console/static/run/snippets.js";
 
@@ -48,6 +48,13 @@ test("an address names a run and a seq, or the filters of the river", () => {
   assert.equal(parse("").view, "river");
   assert.equal(parse("#run=a&seq=-1").seq, null);
   assert.equal(parse("#run=a&ticket=t").ticket, "t");
+});
+
+test("JSON with what acts as escapes is the same JSON", () => {
+  const value = { "a\u202e": "\u200b\u{e0041}ü\u2066" };
+  const shown = visibleJson(JSON.stringify(value));
+  assert.equal(shown, '{"a\\u202e":"\\u200b\\udb40\\udc41ü\\u2066"}');
+  assert.deepEqual(JSON.parse(shown), value);
 });
 
 test("a request is copied as a curl line and a Python program that quote what is in it", () => {

@@ -23,6 +23,7 @@ from tokenbus_services.console.routes import session as routes_session
 from tokenbus_services.console.routes import sessions as routes_sessions
 from tokenbus_services.console.routes import stream as routes_stream
 from tokenbus_services.console.routes import times as routes_times
+from tokenbus_services.console.routes import waits as routes_waits
 from tokenbus_services.console.runs.run_view import Costs
 from tokenbus_services.console.sampler import Sampler
 from tokenbus_services.gateway.gateway import Gateway
@@ -52,6 +53,7 @@ def create(settings: Settings, gateway: Gateway, directory: KeyDirectory | None)
             *routes_runs.routes(desk, costs),
             *routes_times.routes(desk),
             *routes_sessions.routes(desk),
+            *routes_waits.routes(desk),
             *routes_stream.routes(desk, sampler),
             *routes_admin.routes(desk, settings),
         ],

@@ -18,14 +18,15 @@ from tests.waiting import eventually_sync
 from tokenbus.testing import LocalBus
 from tokenbus_services.console.routes.stream import MAX_PAGES
 from tokenbus_services.gateway.keys.key import NewKey, new_key
-from tokenbus_services.mock_provider import Reply, Stall, Status, Turn
+from tokenbus_services.mock_provider import Reply, Stall, Status, ToolCall, Turn
 
-ADA, BOB, OPS, PLAIN = (new_key() for _ in range(4))
+ADA, BOB, CAT, DAN, OPS, PLAIN = (new_key() for _ in range(6))
 SETTINGS = f"""
 [retry]
 max_attempts = 1
 [console]
 [gateway]
+tools = ["pay"]
 [gateway.prices."anthropic/"]
 input = 1000
 output = 1000
@@ -35,11 +36,26 @@ console = ["see_runs", "act"]
 [gateway.keys.bob]
 sha256 = "{BOB.sha256}"
 console = ["see_content"]
+[gateway.keys.cat]
+sha256 = "{CAT.sha256}"
+tenant = "ada"
+console = ["decide"]
+[gateway.keys.dan]
+sha256 = "{DAN.sha256}"
+tenant = "ada"
+approve = false
+console = ["decide", "see_content"]
 [gateway.keys.ops]
 sha256 = "{OPS.sha256}"
 console = ["see_content", "act", "admin"]
 [gateway.keys.plain]
 sha256 = "{PLAIN.sha256}"
+[tools.pay]
+kind = "python"
+call = "tests.services.tools.sample_tools:echo"
+description = "Pays."
+parameters = {{ type = "object", properties = {{ to = {{ type = "string" }} }} }}
+approval = "always"
 """
 SECRET = "raspberries"
 Console: TypeAlias = "Callable[..., Person]"
@@ -50,6 +66,7 @@ def bus() -> Generator[LocalBus]:
     with LocalBus(SETTINGS) as running:
         running.model_says("text", Reply(text=f"one {SECRET} three"))
         running.model_says("slow", Turn(says=Reply(text=f"one {SECRET} three"), fault=Stall(after_text=SECRET)))
+        running.model_says("pays", Reply(tool_calls=(ToolCall(name="pay", arguments={"to": SECRET}),)), "Paid.")
         running.model_says("broken", Turn(says=Reply(), fault=Status(status=529)))
         yield running
 
@@ -110,8 +127,8 @@ class Person:
             return [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: ")]
 
 
-def published(bus: LocalBus, key: NewKey, model: str = "text") -> str:
-    body = {"model": f"anthropic/{model}", "messages": [{"role": "user", "content": f"about {SECRET}"}]}
+def published(bus: LocalBus, key: NewKey, model: str = "text", **more: Any) -> str:
+    body = {"model": f"anthropic/{model}", "messages": [{"role": "user", "content": f"about {SECRET}"}], **more}
     headers = {"authorization": f"Bearer {key.text}"}
     return httpx.post(f"{bus.gateway}/runs", json=body, headers=headers, timeout=60).json()["run"]
 
@@ -173,6 +190,43 @@ def test_nothing_is_done_without_the_pages_token_or_for_another_site(bus: LocalB
     assert state_of(ada, run) not in ("cancelled", "failed")
     assert ada.post(f"/runs/{run}/cancel").status_code == 202
     eventually_sync(lambda: state_of(ada, run) == "cancelled")
+
+
+def test_what_runs_wait_for_is_decided_by_a_viewer_with_that_role_and_tenant_alone(
+    bus: LocalBus, person: Console
+) -> None:
+    run = published(bus, ADA, "pays", tools=[{"name": "pay"}])
+    ada, bob, cat, dan, ops = (person(key) for key in (ADA, BOB, CAT, DAN, OPS))
+    eventually_sync(lambda: ada.get(f"/runs/{run}/waiting")["waiting"])
+    [row] = ada.get("/waiting")["waiting"]
+    assert (row["run"], row["tool_name"], row["tenant"]) == (run, "pay", "ada")
+    assert SECRET not in str(row)
+    assert row["hidden"] > len(SECRET)
+    assert bob.get("/waiting")["waiting"] == []
+    assert bob.code(f"/runs/{run}/waiting") == "run_not_found"
+    assert [row["run"] for row in ops.get("/waiting?tenant=ada")["waiting"]] == [run]
+    assert ops.get("/waiting?tenant=bob")["waiting"] == []
+    [row] = cat.get("/waiting")["waiting"]
+    assert row["arguments"] == f'{{"to":"{SECRET}"}}'
+
+    path, allow = f"/runs/{run}/waiting/{row['wait']}", {"type": "approval", "decision": "allow"}
+    assert cat.get("/session")["roles"] == ["see_runs", "decide"]
+    assert dan.get("/session")["roles"] == ["see_runs", "see_content"], "its key may approve nothing"
+    for one in (ada, bob, dan, ops):
+        refused = one.post(path, **allow)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "role_missing")
+    bare = cat.http.post(path, json=allow)
+    assert (bare.status_code, bare.json()["error"]["code"]) == (403, "csrf")
+    for wrong in ({"arguments": {"to": "x"}}, {"arguments": "{"}, {"arguments": '{"to": 5}'}, {"by": "somebody else"}):
+        assert cat.post(path, **allow, **wrong).status_code == 400
+    assert cat.post(path, type="cancel").status_code == 400
+    fate = cat.post(path, **allow, arguments='{"to": "x"}', decision_id="d1").json()
+    assert (fate["decision"], fate["by"], fate["door"]) == ("allow", "key cat", "console")
+    assert cat.post(path, **allow, arguments='{"to": "x"}', decision_id="d1").json() == fate
+    late = cat.post(path, type="approval", decision="deny")
+    assert (late.status_code, late.json()["error"]["code"]) == (409, "already_decided")
+    eventually_sync(lambda: state_of(ada, run) == "completed")
+    assert ada.get("/waiting")["waiting"] == []
 
 
 def test_the_river_shows_a_tenant_its_own_runs_and_words_to_whom_may_see_them(bus: LocalBus, person: Console) -> None:
@@ -259,7 +313,7 @@ def test_admins_see_keys_spend_and_dead_letters_and_no_secret(bus: LocalBus, per
         assert ada.code(path) == "role_missing"
         text = ops.http.get(path).text
         assert not [key for key in (ADA, BOB, OPS, PLAIN) if key.sha256 in text or key.text in text]
-    assert {key["id"] for key in ops.get("/keys")["keys"]} == {"ada", "bob", "ops", "plain"}
+    assert {key["id"] for key in ops.get("/keys")["keys"]} == {"ada", "bob", "cat", "dan", "ops", "plain"}
     body = {"type": "generate", "provider": "anthropic", "model": "text", "messages": "none", "secret": SECRET}
     add_dead_letter(bus, body)
     eventually_sync(lambda: ops.get("/dead")["entries"])

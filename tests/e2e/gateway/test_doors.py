@@ -263,6 +263,7 @@ BEGINS: dict[tuple[str, str], Ask] = {
 BEGINS_NOTHING = {
     ("POST", "/runs/{run}/cancel"),
     ("POST", "/runs/{run}/waiting/{wait}"),  # the run was admitted when it began
+    ("POST", "/console/api/runs/{run}/waiting/{wait}"),
     ("POST", "/sessions/{session}/fork"),
     ("DELETE", "/sessions/{session}"),
     *((method, f"{base}/{{id}}{end}") for base in ("/v1/responses", "/responses") for method, end in (

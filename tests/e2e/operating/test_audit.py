@@ -37,7 +37,7 @@ tenant = "acme"
 [gateway.keys.ops]
 sha256 = "{OPS.sha256}"
 operator = true
-console = ["act", "admin"]
+console = ["act", "decide", "admin"]
 [tools.pay]
 kind = "python"
 call = "tests.services.tools.sample_tools:echo"
@@ -188,6 +188,13 @@ def decision(bus: LocalBus, http: httpx.Client) -> Did:
     return "decide", "ada", "http", {"run": run, "wait": wait, "decision": "deny", "tenant": "acme"}
 
 
+def decision_at_the_console(bus: LocalBus, http: httpx.Client) -> Did:
+    run, wait = waiting(bus, http)
+    body = {"type": "approval", "decision": "deny", "reason": "private words"}
+    assert at_the_console(http, f"/console/api/runs/{run}/waiting/{wait}", OPS, **body).status == 200
+    return "decide", "ops", "console", {"run": run, "wait": wait, "decision": "deny"}
+
+
 def decision_of_a_command(bus: LocalBus, http: httpx.Client) -> Did:
     run, wait = waiting(bus, http)
     command(bus, "approve", run)
@@ -224,8 +231,8 @@ def erasure_of_a_command(bus: LocalBus, http: httpx.Client) -> Did:
     [
         cancel, cancel_of_a_command, cancel_at_the_console, cancel_of_a_response, stop_of_a_chat, stop_of_an_agent,
         erasure, erasure_of_a_command, end_of_a_conversation, settings_of_a_session, end_of_a_session, end_of_a_stream,
-        message_of_an_operator, interrupt_of_an_operator, decision, decision_of_a_command, replay,
-        replay_of_a_command, drop,
+        message_of_an_operator, interrupt_of_an_operator, decision, decision_at_the_console,
+        decision_of_a_command, replay, replay_of_a_command, drop,
     ],
 )  # fmt: skip
 def test_an_action_has_one_entry_of_who_did_what_over_which_door(

@@ -61,6 +61,8 @@ async def test_one_terminal_asks_and_the_call_runs_with_the_arguments_that_were_
         text = await ada.shows('pay allowed by ada, over chat: {"amount":57}\n', "pays > Done.\n", READY)
         assert text.count("may this run?") == 1
     assert await decisions(bus, "edits") == ([("allow", "ada", "chat")], ['{"amount":57}'])
+    audited = await fed(b"", "audit", "--json", **bus.environment)
+    assert '"action":"decide"' in audited.out
 
 
 async def test_another_terminal_decides_first_and_the_late_word_decides_nothing_else(bus: LocalBus) -> None:

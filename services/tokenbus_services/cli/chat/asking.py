@@ -93,7 +93,7 @@ def decided(ask: Waiting | None, line: str, by: str) -> WaitDecision | None:
         case "answer" if word == DECLINE:
             return Answer(decision="decline", **known)
         case "answer":
-            return Answer(content=_object(command, rest), **known)
+            return Answer(content=_object(command, rest) if rest or ask.url is None else None, **known)
         case "tool_result":
             return ToolResult(content=_value(rest) if ask.schema else rest, is_error=word == DECLINE, **known)
 

@@ -16,6 +16,7 @@ from tokenbus.client.sessions.session import Session
 from tokenbus.errors import RequestInvalid, ServerUnavailable, SessionNotFound, TokenbusError
 from tokenbus.events.public import Waiting
 from tokenbus.events.requests import WaitDecision, WhenBusy
+from tokenbus_services.cli.audit import noted_apart
 from tokenbus_services.cli.chat import asking
 from tokenbus_services.cli.chat.transcript import Piece, Transcript, began_with
 from tokenbus_services.cli.render.event_text import time_span
@@ -201,10 +202,11 @@ class Conversation:
         self.deciding.add(key)
         self.changed.set()
         try:
-            await self._accepted(lambda: self._bus.decide(decision))
+            fate = await self._accepted(lambda: self._bus.decide(decision))
         except TokenbusError:  # such as arguments that do not fit: it still waits
             self.deciding.discard(key)
             raise
+        await noted_apart("decide", run=decision.run, wait=fate.wait, decision=fate.decision)
 
     async def _say(self, text: str, when_busy: WhenBusy | None, append: str, *, now: bool = False) -> None:
         self.sending[append] = text

@@ -45,7 +45,7 @@ _lifetime = click.option(
     "--console",
     callback=_roles,
     metavar="ROLE,…",
-    help="What it may do in the console: see_runs, see_content, act, admin.",
+    help="What it may do in the console: see_runs, see_content, act, decide, admin.",
 )
 @click.option("--operator", is_flag=True, help="May see the runs of all tenants.")
 @click.option(

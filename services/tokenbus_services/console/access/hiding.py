@@ -13,6 +13,7 @@ from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.public import PublicEvent, UnknownEvent
 from tokenbus.events.sessions import SessionEvent, SessionInfo
 from tokenbus.events.usage import Usage
+from tokenbus.events.waits import WaitInfo
 
 _EVENT = frozenset({"type", "run", "seq", "turn", "attempt"})
 _END = frozenset({"finish", "timing", "usage", "provider", "model", "response_id"})
@@ -96,6 +97,20 @@ def session_row(info: SessionInfo, *, content: bool) -> dict[str, Any]:
     """A session in a list; without ``content`` neither its metadata nor how it begins."""
     row: dict[str, Any] = msgspec.to_builtins(info)
     return row if content else {name: value for name, value in row.items() if name not in ("metadata", "begins")}
+
+
+_OF_WAIT = frozenset(
+    {"run", "wait", "what", "tool_id", "tool_name", "since_ms", "deadline_ms", "on_deadline", "tenant"}
+)
+
+
+def wait_row(info: WaitInfo, *, content: bool) -> dict[str, Any]:
+    """What a run waits for; without ``content`` neither arguments nor question, but ``hidden`` as above."""
+    row: dict[str, Any] = msgspec.to_builtins(info)
+    if content:
+        return row
+    kept, count = _only(row, _OF_WAIT)
+    return {**kept, "hidden": count}
 
 
 def _reduced(name: str, value: Any) -> tuple[Any, int]:

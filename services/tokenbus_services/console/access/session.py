@@ -262,7 +262,7 @@ def viewer_without_keys(settings: ConsoleSettings) -> Viewer:
 
 def viewer_of(entry: KeyEntry) -> Viewer:
     """The viewer who logged in with a key of this client."""
-    roles = with_implied(entry.rules.console)
+    roles = with_implied(role for role in entry.rules.console if role != "decide" or entry.rules.approve)
     sees_all = entry.rules.operator or "admin" in roles
     return Viewer(name=entry.id, roles=roles, tenant=None if sees_all else entry.rules.tenant or entry.id)
 

@@ -13,6 +13,7 @@ import { River } from "./views/river.js";
 import { RunView } from "./views/run.js";
 import { SessionView } from "./views/session.js";
 import { Sessions } from "./views/sessions.js";
+import { Inbox } from "./views/waits.js";
 
 const helpOpen = signal(false);
 
@@ -43,6 +44,7 @@ function View() {
   if (!roles.value.has("see_runs")) return html`<main id="main" class="blank" tabindex="-1"><p>You have no role that shows runs.</p></main>`;
   if (view === "session") return html`<${SessionView} key=${`${tenant} ${name}`} name=${name} tenant=${tenant} />`;
   if (view === "sessions") return html`<${Sessions} />`;
+  if (view === "waiting") return html`<${Inbox} />`;
   return view === "health" ? html`<${Health} />` : html`<${River} />`;
 }
 
@@ -61,6 +63,7 @@ function Bar() {
         <nav aria-label="Views">
           ${tab("river", "#", "River")}
           ${tab("sessions", "#view=sessions", "Sessions")}
+          ${tab("waiting", "#view=waiting", "Waiting")}
           ${tab("health", "#view=health", "Health", dead > 0 && html`<span class="badge" title="dead letters">${dead}</span>`)}
         </nav>`}
       <span class="grow"></span>

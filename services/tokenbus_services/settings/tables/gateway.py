@@ -10,7 +10,7 @@ from msgspec import Meta
 from tokenbus.events.requests import Name
 from tokenbus_services.settings.types import Bytes, Count, Seconds, Table
 
-ConsoleRole = Literal["see_runs", "see_content", "act", "admin"]
+ConsoleRole = Literal["see_runs", "see_content", "act", "decide", "admin"]
 CONSOLE_ROLES: tuple[ConsoleRole, ...] = get_args(ConsoleRole)
 
 
@@ -111,12 +111,15 @@ class KeyRules(Table, frozen=True, kw_only=True, omit_defaults=True):
     operator: bool = False
     """May also see the runs of all tenants, and read topics and metrics."""
     approve: bool = True
-    """May decide whether tool calls run that wait for it. False: another client of the tenant must."""
+    """May decide whether tool calls run that wait for it. False: another client of the tenant must, and the role
+    `decide` of `console` is none.
+    """
     metrics: bool = False
     """May read `/metrics` of the gateway, which names keys and models."""
     console: tuple[ConsoleRole, ...] = ()
     """What it may do in the console: `see_runs` (of its tenant; with `operator` or `admin` of all), `see_content`,
-    `act` (cancel, retry, resume), `admin` (dead letters, keys, spend). Each includes `see_runs`. Empty: no login.
+    `act` (cancel, retry, resume), `decide` (what runs wait for; needs `approve`), `admin` (dead letters, keys, spend).
+    Each includes `see_runs`. Empty: no login.
     """
     metadata: dict[str, str] = {}
     """Notes of yours; the gateway does not read them."""

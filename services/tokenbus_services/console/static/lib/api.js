@@ -57,6 +57,11 @@ async function call(method, path, body) {
 export const get = (path) => call("GET", path);
 export const post = (path, body = {}) => call("POST", path, body);
 
+/** An id for what is sent: kept while the answer is unknown, so that sending it again is the same. */
+export function freshId() {
+  return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
 export async function blob(path) {
   const answer = await fetch(ROOT + path, { headers: headersOf("*/*"), credentials: "same-origin" });
   if (!answer.ok) throw new ApiError(answer.status, "error", `The gateway answered ${answer.status}.`);

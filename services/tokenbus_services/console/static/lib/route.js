@@ -2,7 +2,7 @@
 
 const FILTERS = ["q", "state", "tenant", "provider", "error"];
 const SESSION_FILTERS = ["words", "tenant", "metadata", "older_than"];
-const VIEWS = ["health", "sessions"];
+const VIEWS = ["health", "sessions", "waiting"];
 
 export function parse(hash) {
   const fields = new URLSearchParams(hash.replace(/^#/, ""));

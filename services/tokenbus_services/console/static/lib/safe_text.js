@@ -18,6 +18,11 @@ export function oneLine(text) {
   return visible(text).replaceAll("\n", "⏎").replaceAll("\t", " ");
 }
 
+/** JSON on one line that says the same, with what would act written as escapes: what is read is what counts. */
+export function visibleJson(text) {
+  return text.replace(ACTS, (character) => Array.from({ length: character.length }, (_, at) => `\\u${character.charCodeAt(at).toString(16).padStart(4, "0")}`).join(""));
+}
+
 function picture(character) {
   const code = character.codePointAt(0);
   if (code < 0x20) return String.fromCharCode(0x2400 + code);

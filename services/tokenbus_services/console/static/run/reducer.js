@@ -18,6 +18,8 @@ export function initial() {
     blocks: [],
     attempts: [],
     usage: null,
+    /** What it waits for, as names joined by spaces. */
+    waits: "",
     phase: "queued",
     first_at: null,
     last_at: null,
@@ -109,6 +111,15 @@ const HANDLERS = {
     if (block) state.blocks[event.block] = { ...block, progress: { message: event.status } };
   },
 
+  waiting(state, event) {
+    state.waits = [...names(state.waits), event.wait].join(" ");
+    state.phase = "tool";
+  },
+
+  resumed(state, event) {
+    state.waits = names(state.waits).filter((wait) => wait !== event.wait).join(" ");
+  },
+
   answering(state, event) {
     changeAttempt(state, { answered_by: event.model, response_id: event.response_id });
   },
@@ -126,6 +137,10 @@ const HANDLERS = {
     nextAttempt(state, event, "restarted");
   },
 };
+
+function names(text) {
+  return text.split(" ").filter(Boolean);
+}
 
 const PHASES = { thinking: "thinking", text: "speaking", image: "speaking", audio: "speaking", tool_call: "tool", tool_result: "tool", server_tool: "tool" };
 const COMPLETE_FIELDS = [

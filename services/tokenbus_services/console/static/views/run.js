@@ -13,6 +13,7 @@ import { Decisions, Facts } from "./run_facts.js";
 import { RawEvents } from "./raw_events.js";
 import { State } from "./river.js";
 import { Timeline } from "./timeline.js";
+import { RunWaits } from "./waits.js";
 
 const LINK_MS = 200;
 const NEAR_END = 80;
@@ -80,6 +81,7 @@ export function RunView({ run }) {
         </div>
         <${Slider} seq=${seq} last=${history.last} live=${live} onSeek=${seek} />
       </header>
+      ${live && !ended && html`<${RunWaits} run=${run} waits=${state.waits} />`}
       <div class="run-grid">
         <${Scroll} version=${state.seq} follow=${live && (!ended || wasOpen.current)}>
           ${state.blocks.length === 0 && html`<p class="empty">${state.end ? "The run ended without output." : "Nothing was said yet."}</p>`}

@@ -1,6 +1,6 @@
 // One session: the conversation over its runs, what waits, and a line to say something.
 
-import { post } from "../lib/api.js";
+import { freshId, post } from "../lib/api.js";
 import { clock, count, ms, plural } from "../lib/format.js";
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../lib/html.js";
 import { shortcuts } from "../lib/keys.js";
@@ -12,6 +12,7 @@ import { SessionFeed } from "../session/feed.js";
 import { Blocks } from "./blocks.js";
 import { GrowingText } from "./growing_text.js";
 import { State } from "./river.js";
+import { RunWaits } from "./waits.js";
 
 const AT_MOST = 80;
 const NEAR_END = 80;
@@ -50,6 +51,7 @@ export function SessionView({ name, tenant }) {
         <ol class="told">${told.entries.slice(first).map((entry, index) => html`<${Entry} key=${first + index} entry=${entry} told=${told} version=${versionOf(entry, told)} />`)}</ol>
         ${told.entries.length === 0 && html`<p class="empty">Nothing was said yet.</p>`}
       <//>
+      ${told.open !== null && html`<${RunWaits} key=${told.open} run=${told.open} waits=${told.runs.get(told.open)?.waits} />`}
       <${Waiting} feed=${feed} version=${feed.version.value} />
       ${roles.value.has("act") && !problem && html`<${Composer} feed=${feed} open=${told.open !== null} />`}
     </main>`;
@@ -165,7 +167,7 @@ function Composer({ feed, open }) {
     event?.preventDefault();
     const content = text.trim();
     if (!content || busy) return;
-    id.current ??= fresh(); // kept while it fails: sent again, it is the same append
+    id.current ??= freshId(); // kept while it fails: sent again, it is the same append
     if (await append({ type: "message", content, ...(how ? { when_busy: how } : {}) }, id.current)) {
       id.current = null;
       setText("");
@@ -191,8 +193,4 @@ function Composer({ feed, open }) {
       <button type="button" class="danger" disabled=${!open} onClick=${() => append({ type: "interrupt" })}>Interrupt</button>
       ${problem && html`<p class="error" role="alert">${problem}</p>`}
     </form>`;
-}
-
-function fresh() {
-  return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
