@@ -22,7 +22,7 @@ OFFLINE = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ECONNRESET", "ETIMEDOUT", 
 
 
 def run(
-    *args: str | Path, cwd: Path, env: dict[str, str] | None = None, timeout: float = 120
+    *args: str | Path, cwd: Path, env: dict[str, str] | None = None, timeout: float = 300
 ) -> subprocess.CompletedProcess[str]:
     """Run Node on a script; its output is text. ``env``: more variables."""
     path = f"{NODE.parent}{os.pathsep}{os.environ.get('PATH', '')}"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 import redis
 
 from tests.clients import node
@@ -181,6 +182,7 @@ def test_the_lock_names_no_registry() -> None:
     assert not [name for name, package in lock["packages"].items() if "resolved" in package]
 
 
+@pytest.mark.timeout(900)  # a compiler that needs 10 s of a processor has a tenth of one beside other tests
 def test_the_client_and_its_readme_compile_and_it_works_on_the_running_bus(tmp_path: Path) -> None:
     project = node.project(tmp_path)
     (readme,) = re.findall(r"```ts\n(.*?)```", (node.PACKAGE / "README.md").read_text(), re.DOTALL)

@@ -411,6 +411,7 @@ test("Sentinels name the master, also after a fail-over", async (t) => {
   old.on("error", () => {});
   await old.connect();
   t.after(() => old.isOpen && old.destroy());
+  await old.sendCommand(["SET", "waited-for", "1"]); // WAIT is about what this connection has written
   await old.sendCommand(["WAIT", "1", "0"]);
   old.sendCommand(["SHUTDOWN", "NOSAVE"]).catch(() => {});
   await until(() => client.publish(ask("any", { id: "after" })).then(() => true, (error: unknown) => {

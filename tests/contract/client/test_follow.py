@@ -321,7 +321,7 @@ async def test_ten_thousand_follows_of_finished_runs_take_few_connections_and_le
         found = await asyncio.gather(*(all_of(other.follow(f"r{i % 100}")) for i in range(10_000)))
         assert len(await ids(server) - before) <= READS + 1
     assert {len(events) for events in found} == {2}
-    assert asyncio.all_tasks() == tasks
+    await eventually(lambda: asyncio.all_tasks() <= tasks)  # one of those before may have ended meanwhile
     await eventually(lambda: _none_since(server, before))
 
 
