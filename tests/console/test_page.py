@@ -18,6 +18,7 @@ from tests.console.gates import open_gate
 from tests.console.models import SETTINGS, WEATHER, WORDS, ended, publish
 from tests.waiting import eventually
 from tokenbus.testing import LocalBus
+from tokenbus_services.console.runs import run_table
 from tokenbus_services.gateway.keys.key import new_key
 from tokenbus_services.process.embedded_server import free_port
 
@@ -59,6 +60,28 @@ async def test_a_run_streams_into_the_river_and_opens_by_keyboard(page: Any, bus
     await expect(page.locator(".facts-list")).to_contain_text("first byte")
     await page.keyboard.press("Escape")
     await expect(page.locator(f'[data-run="{run}"] .st')).to_have_text("completed")
+
+
+async def test_a_silent_run_comes_first_and_looks_so_and_the_order_is_in_the_address(
+    page: Any, bus: LocalBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_table, "QUIET_MS", 500)
+    silent = await asyncio.to_thread(publish, bus, "waits")
+    await see(page, bus)
+    line = page.locator(f'[data-run="{silent}"]')
+    await expect(line.locator(".silent")).to_contain_text("silent")
+    await expect(line).to_have_class(re.compile("quiet|stuck"))
+    await expect(page.locator(".lines").first.locator(".line").first.locator(".silent")).to_be_visible()
+    await page.get_by_label("Sort").select_option("newest")
+    await expect(page).to_have_url(re.compile("sort=newest"))
+    await page.get_by_label("until", exact=True).fill("2020-01-01T00:00:00")
+    await expect(line).to_have_count(0)
+    await page.get_by_role("button", name="Clear").click()
+    await expect(line).to_be_visible()
+    await page.locator(f'[data-run="{silent}"]').click()
+    await page.get_by_test_id("cancel").click()
+    await page.get_by_role("button", name="Cancel the run").click()
+    await expect(page.locator(".run-line .st")).to_have_text("cancelled")
 
 
 async def test_the_slider_shows_any_event_and_the_link_opens_there(page: Any, bus: LocalBus) -> None:

@@ -17,6 +17,7 @@ import redis
 from tests.waiting import eventually_sync
 from tokenbus.testing import LocalBus
 from tokenbus_services.console.routes.stream import MAX_PAGES
+from tokenbus_services.console.runs import run_table
 from tokenbus_services.gateway.keys.key import NewKey, new_key
 from tokenbus_services.mock_provider import Reply, Stall, Status, ToolCall, Turn
 
@@ -227,6 +228,25 @@ def test_what_runs_wait_for_is_decided_by_a_viewer_with_that_role_and_tenant_alo
     assert (late.status_code, late.json()["error"]["code"]) == (409, "already_decided")
     eventually_sync(lambda: state_of(ada, run) == "completed")
     assert ada.get("/waiting")["waiting"] == []
+
+
+def test_a_run_that_says_nothing_more_comes_first_also_for_a_console_that_begins_to_look_later(
+    bus: LocalBus, person: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_table, "QUIET_MS", 500)
+    slow, text, ops = published(bus, ADA, "slow"), ended(bus, ADA), person(OPS)
+
+    def said(sample: dict[str, Any]) -> bool:
+        return any(row["run"] == slow and (row["quiet_ms"] or 0) >= 500 for row in sample["rows"])
+
+    quiet = ops.sees(said)
+    calm = [row["quiet_ms"] is None for row in quiet["rows"]]
+    assert calm == sorted(calm)
+    found = ops.sees(lambda sample: True, f"finish=stop&since={quiet['at'] - 600_000}&q={text}")
+    assert ids(found) == {text}
+    assert ids(ops.sees(lambda sample: True, "until=1000")) == set()
+    assert ops.code("/stream?sort=best") == "invalid_value"
+    assert ops.post(f"/runs/{slow}/cancel").status_code == 202
 
 
 def test_the_river_shows_a_tenant_its_own_runs_and_words_to_whom_may_see_them(bus: LocalBus, person: Console) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import msgspec
 
@@ -24,6 +24,7 @@ from tokenbus.events.public import Chunk, PublicEvent, RunEnd
 from tokenbus.events.run_info import RunInfo
 from tokenbus_services.console.access.session import Viewer
 from tokenbus_services.console.health import LaneHealth
+from tokenbus_services.console.runs.last_times import LastTimes
 from tokenbus_services.console.runs.run_view import (
     CHARACTERS_PER_TOKEN,
     MAX_WORDS,
@@ -49,6 +50,10 @@ EVENTS_PER_SAMPLE = 800
 """Events of logs that one sample reads, over all runs; each run's share is between the next two."""
 LEAST_EVENTS, MOST_EVENTS = 4, 24
 FAILED_KEPT_MS = 600_000
+QUIET_MS = 30_000
+"""A run that has published nothing for so long is quiet, unless it waits for a person or a client."""
+Sort = Literal["trouble", "newest", "longest"]
+"""``trouble``: quiet runs first, those that are quiet for longest before others; then the newest."""
 _WAITS = ("queued", "waiting")
 _BAD = frozenset({"failed", "incomplete"})
 
@@ -77,18 +82,21 @@ class RunTable:
         self._ended: dict[str, KnownRun] = {}
         self._in_turn: list[str] = []
         self._turns = TurnQueue(server, keys)
+        self._last_times = LastTimes()
 
     def clear(self) -> None:
         self._open, self._ended, self._in_turn = {}, {}, []
+        self._last_times = LastTimes()
 
     async def sample(self, views: Callable[[], Collection[PageView]]) -> None:
         """Read what changed. ``views``: those of the pages that are open now. Raises redis-py's errors."""
+        await self._last_times.read(self._server, self._keys)
         open_ids, ended_ids = await self._listed()
         new = [run for run in open_ids if run not in self._open]
         new += [run for run in ended_ids if run not in self._ended]
         shown = self._shown(views())
         asked = list(dict.fromkeys([*new[:NEW_PER_SAMPLE], *shown, *self._next_in_turn()]))
-        now = self._clock()
+        now, now_ms = self._clock(), self._server.clock.now_ms()
         for run, summary in zip(asked, await read_summaries(self._server.client, self._keys, asked), strict=True):
             known = self._open.get(run) or self._ended.get(run)
             if summary is None:
@@ -96,7 +104,8 @@ class RunTable:
                 continue
             if known is None:
                 known = KnownRun(summary)
-            known.update(summary, now)
+                known.said_ms = self._last_times.of(summary.info, self._keys.partition_of(run), now_ms)
+            known.update(summary, now, now_ms)
             if known.info.is_open:
                 self._open[run] = known
             else:
@@ -111,25 +120,28 @@ class RunTable:
         now_ms = self._server.clock.now_ms()
         states: Counter[str] = Counter()
         matching: list[KnownRun] = []
-        for known in self._newest_open():
-            if view.matches(known):
+        for known in self._open_for(view):
+            if view.matches(known, now_ms):
                 state = known.state(now_ms)
                 states[state] += 1
                 if not view.state or state == view.state:
                     matching.append(known)
         ended: list[KnownRun] = []
         for known in self._newest_ended():
-            if view.matches(known):
+            if view.matches(known, now_ms):
                 states[known.info.state] += 1
                 if not view.state or known.info.state == view.state:
                     ended.append(known)
-        everything = not (view.q or view.state or view.tenant or view.provider or view.error or view.scope)
+        shown = _shown_ended(ended)
+        if view.sort == "longest":
+            shown.sort(key=lambda known: known.info.accepted_ms - (known.info.ended_ms or 0))
+        everything = view == PageView(limit=view.limit, content=view.content, sort=view.sort)
         return River(
             at=now_ms,
             open=max(self._open_count, len(matching)) if everything else len(matching),
             states=dict(states),
             rows=[known.row(now_ms, content=view.content) for known in matching[: view.limit]],
-            ended=[known.row(now_ms, content=view.content) for known in _shown_ended(ended)],
+            ended=[known.row(now_ms, content=view.content) for known in shown],
             behind_ms=behind_ms,
         )
 
@@ -159,8 +171,8 @@ class RunTable:
         now_ms = self._server.clock.now_ms()
         for view in views:
             count = 0
-            for known in self._newest_open():
-                if view.matches(known) and (not view.state or known.state(now_ms) == view.state):
+            for known in self._open_for(view):
+                if view.matches(known, now_ms) and (not view.state or known.state(now_ms) == view.state):
                     found[known.info.run] = None
                     count += 1
                     if count == view.limit:
@@ -210,11 +222,22 @@ class RunTable:
             if run not in ended_ids and not recent_failure:
                 del self._ended[run]
 
-    def _newest_open(self) -> list[KnownRun]:
-        return sorted(self._open.values(), key=lambda known: -known.info.accepted_ms)
+    def _open_for(self, view: PageView) -> list[KnownRun]:
+        """All open runs, in the order of this view."""
+        match view.sort:
+            case "newest":
+                return sorted(self._open.values(), key=lambda known: -known.info.accepted_ms)
+            case "longest":
+                return sorted(self._open.values(), key=lambda known: known.info.accepted_ms)
+            case "trouble":
+                return sorted(self._open.values(), key=_trouble)
 
     def _newest_ended(self) -> list[KnownRun]:
         return sorted(self._ended.values(), key=lambda known: -(known.info.ended_ms or 0))
+
+
+def _trouble(known: KnownRun) -> tuple[bool, int]:
+    return (False, known.said_ms) if known.quiet_ms is not None else (True, -known.info.accepted_ms)
 
 
 def _shown_ended(newest: Sequence[KnownRun]) -> list[KnownRun]:
@@ -247,17 +270,23 @@ class PageView(msgspec.Struct, frozen=True, kw_only=True):
     """What one page shows. Pages with equal views share their rows."""
 
     q: str = ""
-    """Text in the run's id, tenant, provider, model or error code; in lower case."""
+    """Text in the run's id, tenant, provider, model, finish or error code; in lower case."""
     state: str = ""
     tenant: str = ""
     provider: str = ""
     error: str = ""
+    finish: str = ""
+    since_ms: int = 0
+    """Shows what was open, or ended, at this time or later; like `until_ms` in Unix time."""
+    until_ms: int | None = None
+    """Shows what had begun by this time."""
+    sort: Sort = "trouble"
     limit: int = MAX_ROWS
     scope: str | None = None
     """The viewer's tenant; None: sees all."""
     content: bool = False
 
-    def matches(self, known: KnownRun) -> bool:
+    def matches(self, known: KnownRun, now_ms: int) -> bool:
         """Whether the page counts and shows this run."""
         info = known.info
         return (
@@ -265,21 +294,40 @@ class PageView(msgspec.Struct, frozen=True, kw_only=True):
             and (not self.tenant or info.tenant == self.tenant)
             and (not self.provider or info.provider == self.provider)
             and (not self.error or info.error == self.error)
+            and (not self.finish or info.finish == self.finish)
+            and (info.ended_ms or now_ms) >= self.since_ms
+            and (self.until_ms is None or info.accepted_ms <= self.until_ms)
             and (not self.q or self.q in known.text)
         )
 
 
 def view_of(query: Mapping[str, str], viewer: Viewer) -> PageView:
     """The view of a page's query. Raises Refusal (400) for a wrong value."""
-    given = {name: query.get(name, "")[:_MAX_TEXT] for name in ("q", "state", "tenant", "provider", "error")}
+    names = ("q", "state", "tenant", "provider", "error", "finish")
+    given = {name: query.get(name, "")[:_MAX_TEXT] for name in names}
     if given["state"] and given["state"] not in get_args(State):
         raise invalid("state", f"must be one of {', '.join(get_args(State))}")
-    limit = query.get("limit", "")
-    if limit and not (limit.isascii() and limit.isdigit() and len(limit) < 6):
-        raise invalid("limit", "must be a number")
+    sort = query.get("sort") or "trouble"
+    if sort not in get_args(Sort):
+        raise invalid("sort", f"must be one of {', '.join(get_args(Sort))}")
+    limit = _number(query, "limit", digits=5)
     given["q"] = given["q"].strip().lower()
-    rows = max(1, min(MAX_ROWS, int(limit or MAX_ROWS)))
-    return PageView(**given, limit=rows, scope=viewer.tenant, content=viewer.may("see_content"))
+    return PageView(
+        **given,
+        since_ms=_number(query, "since", digits=15) or 0,
+        until_ms=_number(query, "until", digits=15),
+        sort=cast("Sort", sort),
+        limit=MAX_ROWS if limit is None else max(1, min(MAX_ROWS, limit)),
+        scope=viewer.tenant,
+        content=viewer.may("see_content"),
+    )
+
+
+def _number(query: Mapping[str, str], name: str, *, digits: int) -> int | None:
+    text = query.get(name, "")
+    if text and not (text.isascii() and text.isdigit() and len(text) <= digits):
+        raise invalid(name, "must be a number")
+    return int(text) if text else None
 
 
 _RATE_S = 0.9
@@ -302,6 +350,9 @@ class KnownRun:
         """What a search looks at."""
         self.seq = -1
         """The newest event that was looked at."""
+        self.said_ms = summary.info.accepted_ms
+        """When it published something last, in Unix time, and when the console looked last:"""
+        self._looked_ms = summary.info.accepted_ms
         self.end: RunEnd | None = None
         self.cost: float | None = None
         self._words = ""
@@ -326,17 +377,20 @@ class KnownRun:
             self._last_attempt < self.info.attempt or self._last_state in (None, "first_byte")
         )
 
-    def update(self, summary: Summary, now: float) -> None:
-        """Take in a newer summary. ``now``: a monotonic time in seconds."""
+    @property
+    def quiet_ms(self) -> int | None:
+        """For how long it had published nothing when the console looked last, if that is long for an open run."""
+        quiet = self._looked_ms - self.said_ms
+        return quiet if quiet >= QUIET_MS and self.info.is_open and self.info.state != "waiting" else None
+
+    def update(self, summary: Summary, now: float, now_ms: int) -> None:
+        """Take in a newer summary. ``now``: a monotonic time in seconds. ``now_ms``: the server's time."""
         info = summary.info
+        self._looked_ms = now_ms
+        if info.events != self.info.events:
+            self.said_ms = now_ms
         self._judging_ms = summary.judging_ms
-        if (info.provider, info.model, info.tenant, info.error) != (
-            self.info.provider,
-            self.info.model,
-            self.info.tenant,
-            self.info.error,
-        ):
-            self.text = _searched(info)
+        self.text = _searched(info)
         self.info = info
         if self._counted is None:
             self._counted = (now, info.events)
@@ -400,9 +454,10 @@ class KnownRun:
             words=self._words if content else None,
             cost=self.cost,
             usage=usage_shown(usage),
+            quiet_ms=self.quiet_ms,
         )
 
 
 def _searched(info: RunInfo) -> str:
-    parts = (info.run, info.tenant, info.provider, info.model, info.error)
+    parts = (info.run, info.tenant, info.provider, info.model, info.finish, info.error)
     return "\n".join(part for part in parts if part).lower()

@@ -85,6 +85,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Its last words; None for viewers who may not see content."""
     cost: float | None = None
     usage: dict[str, Any] | None = None
+    quiet_ms: int | None = None
+    """For how long an open run has published nothing, if that is long."""
 
 
 class AttemptView(msgspec.Struct, kw_only=True):

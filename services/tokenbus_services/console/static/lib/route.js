@@ -1,6 +1,6 @@
 // The page's address: everything behind the #, so that a link opens the same view. Pure.
 
-const FILTERS = ["q", "state", "tenant", "provider", "error"];
+export const FILTERS = ["q", "state", "tenant", "provider", "error", "finish", "since", "until", "sort"];
 const SESSION_FILTERS = ["words", "tenant", "metadata", "older_than"];
 const VIEWS = ["health", "sessions", "waiting"];
 

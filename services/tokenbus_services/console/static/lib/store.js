@@ -2,7 +2,7 @@
 
 import { get, post, rememberCsrf, ROOT, useTicket } from "./api.js";
 import { batch, computed, effect, signal } from "./html.js";
-import { parse } from "./route.js";
+import { FILTERS, parse } from "./route.js";
 import { openStream } from "./stream.js";
 
 const HOUR_POINTS = 360;
@@ -54,8 +54,6 @@ function accept(value) {
   rememberCsrf(value.csrf);
   session.value = value;
 }
-
-const FILTERS = ["q", "state", "tenant", "provider", "error"];
 
 /** The page's one stream, for the filters of the address; opened again when they change. */
 export function startPageStream() {

@@ -8,14 +8,16 @@ import { oneLine } from "../lib/safe_text.js";
 import { replaceHash, river, roles, route } from "../lib/store.js";
 
 const RED_MS = 600_000;
+const STUCK_MS = 120_000;
+const SORTS = { trouble: "silent first", newest: "newest first", longest: "longest first" };
 const TYPED_MS = 250;
 
 export function River() {
   const [selected, setSelected] = useState(null);
   const search = useRef(null);
   const data = river.value;
-  const open = data ? [...data.rows].sort((one, other) => other.started_at - one.started_at) : [];
-  const ended = data ? [...data.ended].sort((one, other) => other.ended_at - one.ended_at) : [];
+  const open = data?.rows ?? []; // the gateway has sorted both
+  const ended = data?.ended ?? [];
   const ids = [...open, ...ended].map((row) => row.run);
   const select = useCallback((event) => setSelected(event.currentTarget.dataset.run), []);
   const latest = useRef({ ids, selected });
@@ -52,7 +54,7 @@ export function River() {
       <${Filters} search=${search} data=${data} />
       ${data && html`<section aria-labelledby="open-title">
         <h2 id="open-title">Open <b>${count(data.open)}</b>
-          ${data.open > open.length && html`<small>the newest ${open.length} are shown</small>`}</h2>
+          ${data.open > open.length && html`<small>${open.length} are shown, ${SORTS[route.value.filters.sort ?? "trouble"]}</small>`}</h2>
         ${open.length > 0 && html`<${Heading} words="last words" last="turn" rate="tok/s" />`}
         ${open.length === 0 && (ended.length > 0 || filtered() ? html`<p class="empty">No run is open${filtered() ? " that matches" : ""}.</p>` : html`<${FirstRun} />`)}
         <ol class="lines">
@@ -82,7 +84,7 @@ function FirstRun() {
 }
 
 function filtered() {
-  return Object.keys(route.value.filters).length > 0;
+  return Object.keys(route.value.filters).some((name) => name !== "sort");
 }
 
 function Heading({ words, last, rate: speed }) {
@@ -142,19 +144,20 @@ class Line extends Component {
     const isOpen = row.ended_at === null || row.ended_at === undefined;
     const bad = row.state === "failed" || row.state === "incomplete";
     const hot = bad && at - row.ended_at < RED_MS;
+    const quiet = isOpen && row.quiet_ms ? (row.quiet_ms >= STUCK_MS ? "stuck" : "quiet") : "";
     const past = age(at - (isOpen ? row.started_at : row.ended_at));
     const speed = isOpen ? rate(row.tokens_per_s) : tokens(row.usage);
     // Numbers stand to the right: one with more digits is another element, so that none moves.
     return html`
       <li ref=${this.box}>
-        <a id=${`line-${row.run}`} class=${`line ${hot ? "hot" : ""}`} href=${runHash(row.run)} data-run=${row.run}
+        <a id=${`line-${row.run}`} class=${`line ${hot ? "hot" : quiet}`} href=${runHash(row.run)} data-run=${row.run}
           aria-current=${selected ? "true" : undefined} onFocus=${onSelect}>
           <span class="state"><${State} name=${row.state} /></span>
           <span key=${`age ${past}`} class="age" title=${started(row.started_at)}>${past}</span>
           <span class="model"><i>${oneLine(row.provider ?? "?")}</i><s>/</s>${oneLine(row.model ?? "?")}</span>
           <span class="tenant">${row.tenant ? oneLine(row.tenant) : ""}</span>
           <span key=${`rate ${speed}`} class="rate" title=${isOpen ? "estimated from characters" : "tokens in and out"}>${speed}</span>
-          <span class="words">${isOpen ? words(row.words) : finish(row)}</span>
+          <span class="words">${quiet && html`<b class="silent" title="nothing was published for so long">silent ${age(row.quiet_ms)}</b>`}${isOpen ? words(row.words) : finish(row)}</span>
           <span class="last">${isOpen ? turns(row) : cost(row.cost)}</span>
           <span class="id" title=${row.run}>${shortId(row.run)}</span>
         </a>
@@ -202,12 +205,19 @@ function finish(row) {
   return html`<span class="finish">${row.finish ?? ""}</span>${said}`;
 }
 
+/** A Unix time in ms as a field shows it: in the time of this machine. */
+function local(ms) {
+  if (!/^\d{1,15}$/.test(ms ?? "")) return "";
+  const at = new Date(Number(ms));
+  return new Date(at.getTime() - at.getTimezoneOffset() * 60_000).toISOString().slice(0, 19);
+}
+
 function Filters({ search, data }) {
   const { filters } = route.value;
   const [typed, setTyped] = useState(filters.q ?? "");
   const timer = useRef(0);
   useEffect(() => setTyped(filters.q ?? ""), [filters.q]);
-  const known = useRef({ tenant: new Set(), provider: new Set(), error: new Set() });
+  const known = useRef({ tenant: new Set(), provider: new Set(), finish: new Set(), error: new Set() });
   for (const row of data ? [...data.rows, ...data.ended] : []) {
     for (const name of Object.keys(known.current)) if (row[name]) known.current[name].add(row[name]);
   }
@@ -238,11 +248,21 @@ function Filters({ search, data }) {
       </select>
     </label>`;
 
+  const time = (name, text) => html`
+    <label class="time"><span>${text}</span>
+      <input type="datetime-local" step="1" value=${local(filters[name])} data-set=${filters[name] ? "yes" : undefined}
+        onChange=${(event) => put(name, event.target.value && String(new Date(event.target.value).getTime()))} /></label>`;
+
   return html`
     <div class="filters" role="search">
       <label class="search"><span class="sr">Search runs</span>
-        <input ref=${search} type="search" placeholder="Search by run, tenant, model, error" value=${typed} onInput=${onType} onChange=${onDone} /><kbd aria-hidden="true">/</kbd></label>
-      ${choice("tenant", "tenant")}${choice("provider", "provider")}${choice("error", "error")}
+        <input ref=${search} type="search" placeholder="Search by run, tenant, model, finish, error" value=${typed} onInput=${onType} onChange=${onDone} /><kbd aria-hidden="true">/</kbd></label>
+      ${choice("tenant", "tenant")}${choice("provider", "provider")}${choice("finish", "finish")}${choice("error", "error")}
+      ${time("since", "since")}${time("until", "until")}
+      <label class="choice"><span class="sr">Sort</span>
+        <select value=${filters.sort ?? "trouble"} onChange=${(event) => put("sort", event.target.value === "trouble" ? "" : event.target.value)}>
+          ${Object.entries(SORTS).map(([name, text]) => html`<option key=${name} value=${name}>${text}</option>`)}
+        </select></label>
       <div class="states" role="group" aria-label="State">
         ${[...OPEN_STATES, ...ENDED_STATES].map((name) => html`
           <button key=${name} class=${`st st-${name}`} aria-pressed=${filters.state === name ? "true" : "false"}
