@@ -85,6 +85,8 @@ class RunCreation:
             run_events=limits.run_input_events,
             turn_bytes=limits.turn_bytes,
             run_bytes=limits.run_bytes,
+            child_runs=limits.child_runs,
+            child_depth=limits.child_depth,
         )
 
     def accept(

@@ -38,6 +38,10 @@ class RunLimits(msgspec.Struct, frozen=True, array_like=True):
     """Maximum bytes of events of one turn, over all its attempts."""
     run_bytes: int = 256 * 2**20
     """Maximum bytes of events of the run."""
+    child_runs: int = 32
+    """Maximum child runs that the run begins."""
+    child_depth: int = 3
+    """Maximum depth of a child run; 1: of a run that a client began, and no deeper."""
 
 
 class TextReading(msgspec.Struct, frozen=True, array_like=True):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import aclosing
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.e2e.gateway.served import auth
 from tests.waiting import eventually
 from tokenbus import Client, Run
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server.server import Server
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.public import (
     BlockComplete,
@@ -24,11 +27,26 @@ from tokenbus.events.public import (
     Started,
 )
 from tokenbus.testing import LocalBus
+from tokenbus_services.gateway.budgets.spend import read_spend
+from tokenbus_services.gateway.keys.key import new_key
 from tokenbus_services.mock_provider import Reply, Stall, ToolCall, Turn
 
-SETTINGS = """
+KEY = new_key()
+SETTINGS = f"""
+[limits]
+child_runs = 2
+child_depth = 2
 [gateway]
 tools = ["research"]
+[gateway.prices."anthropic/"]
+input = 1
+output = 1000
+[gateway.keys.pays]
+sha256 = "{KEY.sha256}"
+tools = ["research"]
+max_budget = 9
+"""
+SETTINGS += """
 [tools.research]
 kind = "run"
 provider = "anthropic"
@@ -40,6 +58,11 @@ kind = "run"
 provider = "anthropic"
 model = "lead"
 tools = ["research"]
+[tools.deeper]
+kind = "run"
+provider = "anthropic"
+model = "digs"
+tools = ["deeper"]
 [tools.stuck]
 kind = "run"
 provider = "anthropic"
@@ -62,8 +85,8 @@ parameters = { type = "object", properties = { city = { type = "string" }, days 
 """
 
 
-def calls(*made: tuple[str, dict[str, object]]) -> Reply:
-    return Reply(tool_calls=tuple(ToolCall(name=name, arguments=arguments) for name, arguments in made))
+def calls(*made: tuple[str, Mapping[str, object]]) -> Reply:
+    return Reply(tool_calls=tuple(ToolCall(name=name, arguments=dict(arguments)) for name, arguments in made))
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +97,8 @@ def bus() -> Generator[LocalBus]:
         running.model_says("top", calls(("lead", {"task": "lead it"})), "Top.")
         running.model_says("lead", calls(("research", {"task": "deep"})), "Led.")
         running.model_says("researcher", lambda request: f"Found {request.user_text!r}")
+        running.model_says("asks three", calls(*(("research", {"task": n}) for n in "abc")), "Thanks.")
+        running.model_says("digs", calls(("deeper", {"task": "dig"})), "Dug.")
         running.model_says("waits", calls(("stuck", {"task": "wait"})), "Never.")
         running.model_says("silent", Turn(says=Reply(text="Begun, and more."), fault=Stall(after_text="Begun")))
         running.model_says("is brief", calls(("brief", {"task": "wait"})), "Late.")
@@ -184,6 +209,42 @@ async def test_what_fails_is_a_named_error_result(bus: LocalBus, client: Client)
     assert [e for e in events if isinstance(e, ChildEnded)] == []
 
 
+async def test_a_tree_is_bounded_in_breadth_and_depth(bus: LocalBus, client: Client) -> None:
+    events = await events_of(client, (await begun(client, bus, "asks three", "research")).id)
+    assert len(children(events)) == 2
+    *_, (text, is_error) = results(events)
+    assert is_error
+    assert text == "too_many_children: the run has begun 2 child runs, and may begin no more"
+    run = await begun(client, bus, "digs", "deeper")
+    assert results(await events_of(client, run.id)) == [("Dug.", False)]
+    deepest = await events_of(client, f"{run.id}~0~0")
+    assert children(deepest) == []
+    ((text, is_error),) = results(deepest)
+    assert is_error
+    assert str(text).startswith("child_too_deep: child runs are at most 2 deep")
+    long = await begun(client, bus, "asks", "research", id="r" * 127)
+    ((text, is_error),) = results(await events_of(client, long.id))
+    assert is_error
+    assert str(text).startswith("child_id_too_long: ")
+
+
+async def test_the_key_of_the_parent_pays_for_the_children(bus: LocalBus, client: Client) -> None:
+    body = {"model": "anthropic/asks", "messages": [{"role": "user", "content": "go"}], "tools": [{"name": "research"}]}
+    async with httpx.AsyncClient(base_url=bus.gateway, headers=auth(KEY), timeout=60) as http:
+        answer = await http.post("/runs", json=body)
+        assert answer.status_code in (200, 202), answer.text
+        run = answer.json()["run"]
+    ends = [(await events_of(client, each))[-1] for each in (run, f"{run}~0")]
+    used = [end.usage.output or 0 for end in ends if isinstance(end, Completed) and end.usage]
+
+    async def spent() -> bool:
+        async with Server(bus.url) as server:
+            total = (await read_spend(server, Keys(), ["pays"]))[0].total
+        return (total.runs, total.output) == (2, sum(used))
+
+    await eventually(spent)
+
+
 async def test_leave_is_asked_before_a_child_begins(bus: LocalBus, client: Client) -> None:
     run = await begun(client, bus, "asks leave", "asked")
 
@@ -209,7 +270,7 @@ async def test_only_a_call_begins_a_child(bus: LocalBus, client: Client) -> None
     after = await client.publish(bus.request("asks"))
     await events_of(client, after.id)
     assert await client.describe([f"{run.id}~7"]) == {}
-    async with httpx.AsyncClient(base_url=bus.gateway) as http:
+    async with httpx.AsyncClient(base_url=bus.gateway, headers=auth(KEY)) as http:
         body = {"model": "anthropic/asks", "messages": [{"role": "user", "content": "go"}]}
         for more in ({"parent": run.id, "id": f"{run.id}~7"}, {"id": "x~3"}):
             refused = await http.post("/runs", json=body | more)

@@ -48,6 +48,10 @@ class LimitSettings(Table, frozen=True, kw_only=True):
     """
     run_bytes: Bytes = 256 * 2**20
     """The same for a whole run, including tool results and policy verdicts: `run_too_large`."""
+    child_runs: Annotated[int, Meta(ge=0, le=1000)] = 32
+    """Maximum child runs that one run begins; beyond it a call gets the error `too_many_children`."""
+    child_depth: Annotated[int, Meta(ge=0, le=10)] = 3
+    """Maximum depth of a child run, 1 for that of a run that a client began; beyond it a call gets `child_too_deep`."""
     runs_per_fetcher: Count = 512
     """Concurrent calls of one fetcher. If one tenant or one provider takes more than its share of them, up to half as
     many more begin for other tenants, and as many for other providers.

@@ -505,8 +505,8 @@ class RunMachine:
         if isinstance(decided, GiveAnswer):
             self.effects.append(decided)
         elif decided:
-            if decided.result is None:
-                self._hand_out([hand_out(s, self.out, decided, self._now_ms)])
+            if decided.result is None and (given := hand_out(s, self.out, decided, self._now_ms)):
+                self._hand_out([given])
             self._publish_results()
 
     def _content(self) -> Message:

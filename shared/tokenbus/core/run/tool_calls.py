@@ -10,11 +10,23 @@ from tokenbus.core.run.gate import ToolVerdicts
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.state import PendingCall, RunState
 from tokenbus.core.run.waits import open_wait
-from tokenbus.events.child_runs import child_id
+from tokenbus.events.child_runs import child_id, depth_of
 from tokenbus.events.frames import ResultImage, ToolReported, ToolReturned, ToolWork
 from tokenbus.events.public import ChildEnded, ChildStarted, ImageRef, ToolProgress
-from tokenbus.events.requests import Base64Source, BlobSource, ImagePart, Message, TextPart, ToolResultPart
+from tokenbus.events.requests import (
+    MAX_RUN_ID_CHARS,
+    Base64Source,
+    BlobSource,
+    ImagePart,
+    Message,
+    TextPart,
+    ToolResultPart,
+)
 from tokenbus.events.waits import WaitInfo
+
+CHILD_TOO_DEEP = "child_too_deep"
+TOO_MANY_CHILDREN = "too_many_children"
+CHILD_ID_TOO_LONG = "child_id_too_long"
 
 
 def dispatch_calls(
@@ -36,17 +48,35 @@ def dispatch_calls(
             s.calls.append(PendingCall(call, blocked, published=True))
         else:
             s.calls.append(PendingCall(call, _refused(s, ruled or call), changed=ruled))
-    return [hand_out(s, out, p, at_ms) for p in s.calls if p.result is None]
+    given = [hand_out(s, out, p, at_ms) for p in s.calls if p.result is None]
+    return [each for each in given if each]
 
 
-def hand_out(s: RunState, out: Outbox, pending: PendingCall, at_ms: int) -> ToolWork | WaitInfo:
-    """The work of a call without a result, or what it waits for before that."""
+def hand_out(s: RunState, out: Outbox, pending: PendingCall, at_ms: int) -> ToolWork | WaitInfo | None:
+    """The work of a call without a result, or what it waits for before that. None: it was refused, and has a result."""
     if wait := open_wait(s, out, pending, at_ms):
         return wait
     if pending.runs.name in s.accepted.begins_runs:
-        pending.child = child_id(s.run, pending.call.block)
+        child = child_id(s.run, pending.call.block)
+        if problem := _no_child(s, child):
+            pending.result = ToolReturned(pending.call.block, problem, is_error=True)
+            return None
+        s.children += 1
+        pending.child = child
         out.event(s.turn, s.attempt, ChildStarted, **_of_call(pending), child=pending.child)
     return work_of(s, pending)
+
+
+def _no_child(s: RunState, child: str) -> str | None:
+    """Why the run may not begin this child: the error's code, and a sentence for the model."""
+    rules = s.accepted.rules
+    if depth_of(child) > rules.child_depth:
+        return f"{CHILD_TOO_DEEP}: child runs are at most {rules.child_depth} deep, so do this without this tool"
+    if s.children >= rules.child_runs:
+        return f"{TOO_MANY_CHILDREN}: the run has begun {s.children} child runs, and may begin no more"
+    if len(child) > MAX_RUN_ID_CHARS:
+        return f"{CHILD_ID_TOO_LONG}: the child run's id would have more than {MAX_RUN_ID_CHARS} characters"
+    return None
 
 
 def work_of(s: RunState, pending: PendingCall) -> ToolWork:
