@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from redis.exceptions import ConnectionError as ServerGone
 
 from tests.censoring import FORBIDDEN
 from tests.contract.bus.toys import Bench, Frames, Outputs, saying, working
-from tests.servers import cluster
 from tests.waiting import eventually
 from tokenbus.bus import scripts
 from tokenbus.bus.control import ControlListener
@@ -26,19 +24,6 @@ from tokenbus.bus.work_queue import QueueOptions, WorkQueue
 from tokenbus.events.frames import Control, encode
 
 KEYS = Keys("clustered", 6)
-
-
-@pytest.fixture(scope="module")
-def cluster_url() -> Generator[str]:
-    with cluster() as url:
-        yield url
-
-
-@pytest.fixture
-async def clustered(cluster_url: str) -> AsyncGenerator[Server]:
-    async with Server(cluster_url) as server:
-        yield server
-        await server.client.flushall(target_nodes=server.client.PRIMARIES)
 
 
 class ClusterBench(Bench):

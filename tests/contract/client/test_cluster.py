@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator
 from uuid import uuid4
 
 import pytest
@@ -11,7 +11,6 @@ import pytest
 from tests.contract.client.changed_partitions import check_readers
 from tests.contract.client.listed import Listed
 from tests.contract.client.writer import Writer
-from tests.servers import cluster
 from tests.waiting import eventually
 from tokenbus import Chunk, Client, Cursor, Generate, Message
 from tokenbus.bus.keys import Keys
@@ -19,21 +18,9 @@ from tokenbus.bus.server.server import Server
 from tokenbus.errors import CursorTrimmed
 
 
-@pytest.fixture(scope="module")
-def cluster_url() -> Generator[str]:
-    with cluster() as url:
-        yield url
-
-
 @pytest.fixture
 def keys() -> Keys:
     return Keys(f"t{uuid4().hex[:12]}", 4)
-
-
-@pytest.fixture
-async def clustered(cluster_url: str) -> AsyncGenerator[Server]:
-    async with Server(cluster_url) as server:
-        yield server
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from tests.contract.bus.scripts.scenes import (
     World,
     append_to,
     end_session_run,
+    of_policy,
     steer_session_run,
 )
 from tokenbus.bus.scripts import (
@@ -158,21 +159,6 @@ async def _append_raw(w: World) -> ScriptCall:
     return append_raw(w.raw, w.normalizer, parts, policy_lease=w.policy)
 
 
-def _committed(w: World, commit: Commit) -> ScriptCall:
-    return commit.call(
-        token=w.tokens[w.policy],
-        ttl_ms=HOUR_MS,
-        begin=w.ends[w.drafts],
-        end=w.later,
-        watermark=w.ends[w.drafts],
-        entries=1,
-        size=4,
-        mirror=GROUP,
-        entries_read=True,
-        topic_entries=100,
-    )
-
-
 TOPICS = ("visible", "chunks", "blocks")
 
 
@@ -182,14 +168,14 @@ async def _commit(w: World) -> ScriptCall:
     for n in range(COMMIT_VALUES // 8):
         commit.publish(w.keys.log(w.run), f"1-{n}", b"x" * (8 * COMMIT_BYTES // COMMIT_VALUES), places)
     commit.expire(w.keys.log(w.run), HOUR_MS)
-    return _committed(w, commit)
+    return of_policy(w, commit)
 
 
 async def _commit_of_a_block(w: World) -> ScriptCall:
     commit = Commit(w.policy, w.drafts)
     commit.publish(w.keys.log(w.run), "1-0", BLOCK, [w.keys.topic(0, name) for name in TOPICS[1:]])
     commit.expire(w.keys.log(w.run), HOUR_MS)
-    return _committed(w, commit)
+    return of_policy(w, commit)
 
 
 async def _owe(w: World) -> ScriptCall:

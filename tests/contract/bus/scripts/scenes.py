@@ -259,6 +259,10 @@ def _commit(w: World) -> ScriptCall:
     commit.publish(w.keys.log(w.run), "1-0", b"{}", [w.keys.topic(0, "decisions")])
     commit.expire(w.keys.log(w.run), HOUR_MS)
     commit.put(w.keys.run(w.run), "note", "1")
+    return of_policy(w, commit)
+
+
+def of_policy(w: World, commit: Commit) -> ScriptCall:
     return commit.call(
         token=w.tokens[w.policy],
         ttl_ms=HOUR_MS,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 
 import pytest
 
-from tests.servers import cluster, sentinel_group
+from tests.servers import sentinel_group
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.layout import join_deployment
@@ -15,18 +14,6 @@ from tokenbus.bus.server.server import Server, translated
 from tokenbus.errors import ServerUnavailable, SettingsError
 
 KEYS = Keys("topologies", 4)
-
-
-@pytest.fixture(scope="module")
-def cluster_url() -> Generator[str]:
-    with cluster() as url:
-        yield url
-
-
-@pytest.fixture
-async def clustered(cluster_url: str) -> AsyncGenerator[Server]:
-    async with Server(cluster_url) as server:
-        yield server
 
 
 async def test_check_and_join_work_in_a_cluster(clustered: Server):
