@@ -24,6 +24,8 @@ SHOWN: dict[str, frozenset[str]] = {
     "block_progress": frozenset({"block", "kind", "tool_id", "tool_name", "status"}),
     "block_complete": frozenset({"block", "kind", "tool_id", "tool_name", "is_error", "image", "images", "cut"}),
     "tool_progress": frozenset({"block", "tool_id", "tool_name", "progress", "total"}),
+    "child_started": frozenset({"block", "tool_id", "tool_name", "child"}),
+    "child_ended": frozenset({"block", "tool_id", "tool_name", "child", "status", "error"}),
     "started": frozenset({"provider", "model", "fallback"}),
     "answering": frozenset({"model", "response_id", "provider"}),
     "retrying": frozenset({"error", "next_attempt", "delay_ms", "drop_from", "continues", "fallback"}),

@@ -18,7 +18,7 @@ SECRET = "the secret words"
 OF_SESSIONS: tuple[type[AnySessionEvent], ...] = get_args(AnySessionEvent)
 EVENTS: tuple[type[msgspec.Struct], ...] = get_args(PublicEvent)
 NAMES = frozenset(
-    {"run", "wait", "tool_id", "tool_name", "provider", "model", "response_id", "media_type", "code", "status"}
+    {"run", "child", "wait", "tool_id", "tool_name", "provider", "model", "response_id", "media_type", "code", "status"}
 )
 """Fields with free text that count as no content."""
 
