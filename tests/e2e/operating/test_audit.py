@@ -8,6 +8,7 @@ import secrets
 import subprocess
 import sys
 from collections.abc import Callable, Generator
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -224,6 +225,30 @@ def erasure_of_a_command(bus: LocalBus, http: httpx.Client) -> Did:
     http.get(f"/runs/{run}", params={"wait": "true"})
     command(bus, "erase", run, "--yes", code=None)  # 1 while an open run of another test shares entries with it
     return "erase", "@", "cli", {"runs": 1, "names": [run]}
+
+
+def test_what_lies_in_a_time_is_erased_and_what_is_before_and_after_it_stays(bus: LocalBus, http: httpx.Client) -> None:
+    def now_s() -> int:
+        with redis.Redis.from_url(bus.url) as client:
+            at: Any = client.time()
+        return at[0]
+
+    def ended() -> tuple[str, datetime]:
+        """A run, and the next full second, which has begun."""
+        run = begun(http, "text")
+        assert http.get(f"/runs/{run}", params={"wait": "true"}).json()["status"] == "completed"
+        second = now_s()
+        eventually_sync(lambda: now_s() > second)
+        return run, datetime.fromtimestamp(second + 1, UTC)
+
+    (before, since), (within, until), (after, _) = ended(), ended(), ended()
+    asked = ("--since", since.isoformat(), "--until", until.isoformat())
+    assert json.loads(command(bus, "erase", *asked, "--dry-run", "--json"))["runs"] == 1
+    said = json.loads(command(bus, "erase", *asked, "--yes", "--json", code=None))
+    assert (said["runs"], said["open"], said["erased"]["runs"]) == (1, [], 1)
+    assert [http.get(f"/runs/{run}").status_code for run in (before, within, after)] == [200, 404, 200]
+    entry = json.loads(command(bus, "audit", "--json", "--most", "1"))
+    assert (entry["action"], entry["facts"]["names"], "since_ms" in entry["facts"]) == ("erase", [within], True)
 
 
 @pytest.mark.parametrize(
