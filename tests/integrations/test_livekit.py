@@ -13,7 +13,7 @@ from livekit.agents import Agent, AgentSession, APIConnectOptions, APIStatusErro
 from livekit.agents.types import NOT_GIVEN
 from livekit.agents.voice import io
 
-from tests.integrations.voice import HEARD, SENTENCES, gone, how_it_was_left, python_of, running_bus
+from tests.integrations.voice import HEARD, SENTENCES, gone, history_of, how_it_was_left, python_of, running_bus
 from tests.waiting import eventually
 from tokenbus import Cancelled, Client, Started
 from tokenbus.errors import ServerUnavailable
@@ -143,6 +143,55 @@ async def test_an_interrupted_turn_is_cancelled_with_what_was_spoken_of_it(local
     await reply.interrupt()
     await session.aclose()
     await model.aclose()
+
+
+@pytest.mark.parametrize("ended", [False, True])
+async def test_the_history_of_a_session_is_what_was_heard_after_one_interruption(
+    local: LocalBus, bus: Client, ended: bool
+) -> None:
+    history = bus.session(f"livekit-{ended}")
+    speaker = Speaker()
+    model = livekit.LLM(bus, provider="anthropic", model="slow" if ended else "long", session=history, heard_wait_s=30)
+    session = await session_with(model, speaker=speaker)
+    model.listen(session)
+    begun = len(local.exchanges)
+    speech = session.generate_reply(user_input="What about the weather?")
+    await eventually(lambda: speaker.playing)
+    await eventually(lambda: model._turns._recent[-1].ended if ended else local.exchanges[begun].state == "stalled")
+    await speech.interrupt()
+    await eventually(lambda: model._turns._recent[-1].left and not model._turns._leaving)
+    said = await history_of(history)
+    assert said[0] == ("user", "What about the weather?")
+    assert said[1][0] == "assistant"
+    assert said[1][1].strip()
+    assert HEARD.startswith(said[1][1].strip())
+
+    speaker.playing = False
+    reply = session.generate_reply(user_input="I shall be brief, too.")
+    await eventually(lambda: len(local.exchanges) > begun + 1 and model._turns._recent[-1].ended)
+    request = local.requests[begun + 1]
+    asked = [(one["role"], one["content"][0]["text"]) for one in request["messages"]]
+    assert asked == [*said, ("user", "I shall be brief, too.")]
+    assert "Be brief." in str(request["system"])
+    await eventually(lambda: speaker.playing)
+    await reply.interrupt()
+    await session.aclose()
+    await model.aclose()
+
+
+async def test_a_tool_of_the_agent_runs_there_and_its_result_is_in_the_session(local: LocalBus, bus: Client) -> None:
+    @function_tool
+    async def place(of: str) -> str:
+        """Where somebody is."""
+        return f"{of} is here"
+
+    history = bus.session("livekit-tool")
+    session = await session_with(livekit.LLM(bus, provider="anthropic", model="calls", session=history), place)
+    await session.run(user_input="Where is Ann?")
+    said = await history_of(history)
+    assert [role for role, _ in said] == ["user", "assistant", "tool", "assistant"]
+    assert said[-1][1] == "So: Ann is here"
+    await session.aclose()
 
 
 @pytest.mark.parametrize("hangs_up", [False, True])

@@ -30,7 +30,7 @@ from pipecat.services.llm_service import FunctionCallParams
 from pipecat.utils.text.base_text_aggregator import TextType
 from pipecat.workers.runner import WorkerRunner
 
-from tests.integrations.voice import HEARD, SENTENCES, gone, how_it_was_left, python_of, running_bus
+from tests.integrations.voice import HEARD, SENTENCES, gone, history_of, how_it_was_left, python_of, running_bus
 from tests.waiting import eventually
 from tokenbus import Cancelled, Client, Started
 from tokenbus.integrations.pipecat import TokenbusLLMService
@@ -52,10 +52,13 @@ async def bus(local: LocalBus) -> AsyncGenerator[Client]:
 class Speaker(FrameProcessor):
     """Speaks the first words of each answer and is silent then; keeps what the model wrote, and its errors."""
 
-    def __init__(self, *, buffers: bool = False) -> None:
-        """``buffers``: it has not begun to speak when it is interrupted."""
+    def __init__(self, *, buffers: bool = False, lasts: bool = False) -> None:
+        """``buffers``: it has not begun to speak when it is interrupted. ``lasts``: it speaks the first answer until
+        then, so the end of that stays in its queue.
+        """
         super().__init__()
         self._buffers = buffers
+        self._lasts = lasts
         self.written = ""
         self.answers = 0
         self.spoken = False
@@ -73,6 +76,8 @@ class Speaker(FrameProcessor):
             return
         if isinstance(frame, LLMFullResponseEndFrame):
             self.answers += 1
+            if self._lasts and self.answers == 1:
+                return
         await self.push_frame(frame, direction)
 
     async def interrupt(self) -> None:
@@ -161,6 +166,30 @@ async def test_an_interrupted_turn_is_cancelled_with_what_was_spoken_of_it(local
         started = await anext(aiter(bus.follow(model._turns._recent[-1].run)))
         assert isinstance(started, Started)
         assert (started.metadata or {})["heard"] == {"run": run, "through": end.heard_through}
+
+
+@pytest.mark.parametrize("ended", [False, True])
+async def test_the_history_of_a_session_is_what_was_heard_after_one_interruption(
+    local: LocalBus, bus: Client, ended: bool
+) -> None:
+    history, begun = bus.session(f"pipecat-{ended}"), len(local.exchanges)
+    model = model_of(bus, "slow" if ended else "long", session=history)
+    async with talking(model, speaker=Speaker(lasts=True)) as talk:
+        await talk.ask()
+        await eventually(lambda: talk.speaker.spoken)
+        await eventually(lambda: model._turns._recent[-1].ended if ended else local.exchanges[begun].state == "stalled")
+        await talk.speaker.interrupt()
+        await eventually(lambda: model._turns._recent[-1].left and not model._turns._leaving)
+        said = await history_of(history)
+        assert said[0] == ("user", "What about the weather?")
+        assert said[1][1].strip()
+        assert HEARD.startswith(said[1][1].strip())
+
+        await eventually(lambda: {"role": "assistant", "content": HEARD} in talk.context.messages)
+        await talk.ask("I shall be brief, too.")
+        await eventually(lambda: len(local.exchanges) > begun + 1 and model._turns._recent[-1].ended)
+        asked = [(one["role"], one["content"][0]["text"]) for one in local.requests[begun + 1]["messages"]]
+        assert asked == [*said, ("user", "I shall be brief, too.")]
 
 
 @pytest.mark.parametrize("hangs_up", [False, True])

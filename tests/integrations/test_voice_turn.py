@@ -72,7 +72,7 @@ async def test_a_hang_up_ends_the_wait_for_what_was_spoken(
 async def test_what_was_heard_belongs_to_the_turn_before_alone(local: LocalBus, turns: VoiceTurns) -> None:
     first = await generated(local, turns, "text")
     turns.speaks(True)
-    turns.spoken(HEARD)
+    turns.spoken(HEARD, interrupted=False)
     turns.speaks(False)
     second = await generated(local, turns, "text")
     third = turns.begin(local.request("text"))
@@ -86,11 +86,11 @@ async def test_turns_with_the_same_first_words_are_not_confused(local: LocalBus,
     turns.speaks(True)
     turns.speaks(False)
     second = await generated(local, turns, "text")
-    turns.spoken(HEARD)
+    turns.spoken(HEARD, interrupted=False)
     assert (first.spoken.done(), second.spoken.done()) == (True, False)
     third = await generated(local, turns, "text")
     turns.speaks(True)
-    turns.spoken(HEARD)
+    turns.spoken(HEARD, interrupted=False)
     assert (second.spoken.done(), third.spoken.done()) == (False, True)
 
 
@@ -101,6 +101,6 @@ async def test_a_turn_that_is_spoken_is_cancelled_when_the_framework_has_said_ho
     turns.speaks(True)
     turns.leave(turn)
     await eventually(lambda: turns._leaving)
-    turns.spoken(HEARD)
+    turns.spoken(HEARD, interrupted=False)
     end = await end_of(bus, turn)
     assert end.heard_through == turn.heard.through(HEARD) > -1

@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
+
 from tests.waiting import eventually
-from tokenbus import Cancelled, Chunk, Client
+from tokenbus import Cancelled, Chunk, Client, RunEnded, Started
+from tokenbus.client.sessions.session import Session
 from tokenbus.testing import CutOff, Delivery, LocalBus, Reply, Stall, Status, ToolCall, Turn
 
 GUIDES = Path(__file__).parents[2] / "docs" / "guides"
@@ -29,6 +32,7 @@ def running_bus() -> Iterator[LocalBus]:
     with LocalBus(SETTINGS) as bus:
         bus.model_says("text", Reply(thinking="Hm.", text=SENTENCES))
         bus.model_says("long", LONG, Reply(text="As you like."))
+        bus.model_says("slow", msgspec.structs.replace(LONG, fault=None), Reply(text="As you like."))
         bus.model_says(
             "calls", Reply(tool_calls=(ToolCall(name="place", arguments={"of": "Ann"}),)), "So: {tool_result}"
         )
@@ -59,3 +63,21 @@ def python_of(guide: str) -> list[str]:
 async def gone(bus: LocalBus, number: int = -1) -> None:
     """Until the provider sees that a request's socket is closed."""
     await eventually(lambda: bus.exchanges[number].state == "disconnected")
+
+
+async def history_of(session: Session) -> list[tuple[str, str]]:
+    """Who said what, once no run is open: the history excludes an open one."""
+
+    async def idle() -> bool:
+        events = [step.event async for step in session.follow(live=False)]
+        ended = {event.run for event in events if isinstance(event, RunEnded)}
+        return {event.run for event in events if isinstance(event, Started)} == ended
+
+    await eventually(idle)
+    found: list[tuple[str, str]] = []
+    for message in await session.messages():
+        parts = (
+            [message.content] if isinstance(message.content, str) else [getattr(p, "text", "") for p in message.content]
+        )
+        found.append((message.role, "".join(parts)))
+    return found

@@ -20,6 +20,7 @@ from livekit.agents.types import DEFAULT_API_CONNECT_OPTIONS, NOT_GIVEN, APIConn
 from livekit.agents.utils import is_given
 
 from tokenbus.client.client import Client
+from tokenbus.client.sessions.session import Session
 from tokenbus.errors import RequestError, RunFailed, ServerError, TokenbusError
 from tokenbus.integrations.chat_request import chat_request
 from tokenbus.integrations.voice_turn import HEARD_WAIT_S, VoiceTurn, VoiceTurns
@@ -31,16 +32,24 @@ class LLM(llm.LLM):
     """A model on the bus, for an `AgentSession` or an `Agent`."""
 
     def __init__(
-        self, bus: Client, *, provider: str, model: str, heard_wait_s: float = HEARD_WAIT_S, **fields: Any
+        self,
+        bus: Client,
+        *,
+        provider: str,
+        model: str,
+        session: Session | None = None,
+        heard_wait_s: float = HEARD_WAIT_S,
+        **fields: Any,
     ) -> None:
         """``fields``: further fields of each request: `policies`, `fallback`, `on_failure`, `temperature`, …
 
-        ``heard_wait_s``: how long the run of an interrupted turn waits for LiveKit to say what was spoken.
+        ``session``: the turns are runs of it, and its history holds what was heard. ``heard_wait_s``: how long the run
+        of an interrupted turn waits for LiveKit to say what was spoken.
         """
         super().__init__()
         self._bus = bus
         self._fields = {"provider": provider, "model": model, **fields}
-        self._turns = VoiceTurns(bus, told_of_speech=False, heard_wait_s=heard_wait_s)
+        self._turns = VoiceTurns(bus, told_of_speech=False, heard_wait_s=heard_wait_s, session=session)
 
     @property
     def model(self) -> str:
@@ -86,7 +95,7 @@ class LLM(llm.LLM):
     def _item_added(self, event: Any) -> None:
         item = event.item
         if isinstance(item, llm.ChatMessage) and item.role == "assistant":
-            self._turns.spoken(item.text_content or "")
+            self._turns.spoken(item.text_content or "", interrupted=item.interrupted)
 
 
 class LLMStream(llm.LLMStream):
@@ -99,7 +108,7 @@ class LLMStream(llm.LLMStream):
 
     @property
     def run(self) -> str:
-        """The id of the turn's run."""
+        """The id of the turn's run; in a session, once it has begun."""
         return self._turn.run
 
     async def aclose(self) -> None:
@@ -109,6 +118,7 @@ class LLMStream(llm.LLMStream):
     async def _run(self) -> None:
         turn = self._turn
         try:
+            await self._turns.ready()
             async for text in turn.texts():
                 self._send(llm.ChoiceDelta(role="assistant", content=text))
         except ServerError as e:  # LiveKit retries, and the turn continues where it was

@@ -23,6 +23,7 @@ from pipecat.frames.frames import (
     EndFrame,
     Frame,
     FunctionCallFromLLM,
+    InterruptionFrame,
     LLMContextAssistantTurnFrame,
     LLMContextFrame,
     LLMFullResponseEndFrame,
@@ -35,6 +36,7 @@ from pipecat.services.llm_service import LLMService
 from pipecat.services.settings import LLMSettings
 
 from tokenbus.client.client import Client
+from tokenbus.client.sessions.session import Session
 from tokenbus.errors import TokenbusError
 from tokenbus.integrations.chat_request import chat_request
 from tokenbus.integrations.voice_turn import HEARD_WAIT_S, VoiceTurn, VoiceTurns
@@ -53,13 +55,14 @@ class TokenbusLLMService(LLMService[Any]):
         provider: str,
         model: str,
         system_instruction: str | None = None,
+        session: Session | None = None,
         heard_wait_s: float = HEARD_WAIT_S,
         **fields: Any,
     ) -> None:
         """``fields``: further fields of each request: `policies`, `fallback`, `on_failure`, `thinking`, …
 
-        ``heard_wait_s``: how long the run of an interrupted turn waits for the assistant's aggregator to say what was
-        spoken.
+        ``session``: the turns are runs of it, and its history holds what was heard. ``heard_wait_s``: how long the run
+        of an interrupted turn waits for the assistant's aggregator to say what was spoken.
         """
         unset: dict[str, Any] = dict.fromkeys(_SETTINGS)
         settings = LLMSettings(
@@ -72,7 +75,9 @@ class TokenbusLLMService(LLMService[Any]):
         super().__init__(settings=settings)
         self._bus = bus
         self._fields = {"provider": provider, **fields}
-        self._turns = VoiceTurns(bus, told_of_speech=True, heard_wait_s=heard_wait_s)
+        self._turns = VoiceTurns(bus, told_of_speech=True, heard_wait_s=heard_wait_s, session=session)
+        self._interrupted = False
+        """Since the bot began to speak."""
 
     def can_generate_metrics(self) -> bool:
         return True
@@ -82,9 +87,12 @@ class TokenbusLLMService(LLMService[Any]):
             self._turns.hang_up()
         await super().process_frame(frame, direction)
         if isinstance(frame, BotStartedSpeakingFrame | BotStoppedSpeakingFrame):
-            self._turns.speaks(isinstance(frame, BotStartedSpeakingFrame))
+            self._turns.speaks(speaks := isinstance(frame, BotStartedSpeakingFrame))
+            self._interrupted = self._interrupted and not speaks
+        if isinstance(frame, InterruptionFrame):
+            self._interrupted = True
         if isinstance(frame, LLMContextAssistantTurnFrame):
-            self._turns.spoken(frame.text)
+            self._turns.spoken(frame.text, interrupted=self._interrupted)
         if not isinstance(frame, LLMContextFrame):
             await self.push_frame(frame, direction)
             return
@@ -121,6 +129,7 @@ class TokenbusLLMService(LLMService[Any]):
         turn = self._turns.begin(await self._request(context))
         await self.start_ttfb_metrics()
         try:
+            await self._turns.ready()
             async for text in turn.texts():
                 await self.stop_ttfb_metrics()
                 await self._push_llm_text(text)

@@ -12,6 +12,7 @@ from typing import Any
 
 from tokenbus.client.client import Client
 from tokenbus.client.publishing import new_run_id
+from tokenbus.client.sessions.session import Session
 from tokenbus.errors import Malformed, RequestInvalid, RunCancelled, RunFailed, RunIncomplete, ServerError
 from tokenbus.events.public import (
     TERMINAL,
@@ -25,6 +26,7 @@ from tokenbus.events.public import (
 )
 from tokenbus.events.usage import Usage
 from tokenbus.integrations.spoken_text import SpokenText
+from tokenbus.integrations.voice_session import VoiceSession
 
 _log = logging.getLogger(__name__)
 
@@ -41,8 +43,9 @@ HEARD = "heard"
 class VoiceTurn:
     """One turn of the model."""
 
-    def __init__(self, bus: Client, request: dict[str, Any]) -> None:
+    def __init__(self, bus: Client, request: dict[str, Any], session: VoiceSession | None = None) -> None:
         self.run: str = request["id"]
+        """Its id; in a session, which gives its runs their ids, only once it has begun."""
         self.heard = SpokenText()
         self.calls: list[BlockComplete] = []
         """Calls that the framework has to run; complete once the turn has ended."""
@@ -53,8 +56,11 @@ class VoiceTurn:
         """Whether the agent was speaking at some time since the turn began."""
         self.spoken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """The spoken part, once the framework has reported it."""
+        self.begun = False
+        """Whether a request may have been sent."""
         self._bus = bus
         self._request = request
+        self._session = session
         self._runs_calls = request.get("max_tool_depth") == 0
         self._published = False
         self._seq = -1
@@ -64,11 +70,9 @@ class VoiceTurn:
         """Yield the visible text as it arrives. Another iteration continues where the previous one broke off.
 
         Publishes the run if it is not published yet. Raises RunFailed, RunIncomplete, RunCancelled, and the errors of
-        `Client.publish` and `Client.follow`.
+        `publish` and `Client.follow`.
         """
-        if not self._published:
-            await self._bus.publish(self._request)  # the same id: the same run, if an earlier try arrived
-            self._published = True
+        await self.publish()
         async with aclosing(self._bus.follow(self.run, after=self._seq)) as events:
             async for event in events:
                 self._seq = event.seq
@@ -76,6 +80,17 @@ class VoiceTurn:
                     yield text
         if not self.ended:
             raise Malformed(f"run {self.run}", "it ended in a way that this version of tokenbus does not know")
+
+    async def publish(self) -> None:
+        """Begin the run, once, however often it is called. Raises as `Client.publish` or `VoiceSession.say`."""
+        if self._published:
+            return
+        self.begun = True
+        if self._session is not None:
+            self.run = await self._session.say(self._request)
+        else:
+            await self._bus.publish(self._request)  # the same id: the same run, if an earlier try arrived
+        self._published = True
 
     @property
     def through(self) -> int | None:
@@ -117,10 +132,18 @@ class VoiceTurn:
 class VoiceTurns:
     """The turns of one agent, one after the other."""
 
-    def __init__(self, bus: Client, *, told_of_speech: bool, heard_wait_s: float = HEARD_WAIT_S) -> None:
+    def __init__(
+        self,
+        bus: Client,
+        *,
+        told_of_speech: bool,
+        heard_wait_s: float = HEARD_WAIT_S,
+        session: Session | None = None,
+    ) -> None:
         """``told_of_speech``: whether `spoken` and `speaks` are called. ``heard_wait_s``: how long a turn that was
-        interrupted waits for the former before it is cancelled.
+        interrupted waits for the former before it is cancelled. ``session``: the turns are runs of it.
         """
+        self._session = VoiceSession(session) if session is not None else None
         self.told_of_speech = told_of_speech
         self._bus = bus
         self._heard_wait_s = heard_wait_s
@@ -135,9 +158,17 @@ class VoiceTurns:
             raise RequestInvalid("on_failure", "'restart' takes text back, and it may be spoken already")
         metadata = dict(request.get("metadata") or {})
         before = self._recent[-1] if self._recent else None
-        if before and (before.spoken.done() or before.left) and before.through is not None and self.told_of_speech:
+        in_history = self._session is not None  # which holds what was heard
+        if (
+            before
+            and not in_history
+            and (before.spoken.done() or before.left)
+            and before.through is not None
+            and self.told_of_speech
+        ):
             metadata.setdefault(HEARD, {"run": before.run, "through": before.through})
-        turn = VoiceTurn(self._bus, {**request, "id": new_run_id(), **({"metadata": metadata} if metadata else {})})
+        request = {**request, "id": new_run_id(), **({"metadata": metadata} if metadata else {})}
+        turn = VoiceTurn(self._bus, request, self._session)
         turn.sounded = self._speaking
         self._recent.append(turn)
         return turn
@@ -153,12 +184,21 @@ class VoiceTurns:
             if turn.heard and not turn.calls:
                 break
 
-    def spoken(self, text: str) -> None:
-        """So much was spoken of a turn: of those that sounded and are not reported yet, the oldest that fits best."""
+    async def ready(self) -> None:
+        """Before a turn is published: those before it are left, so that the session's history is what was heard."""
+        if self._session is not None:
+            await asyncio.gather(*self._leaving, return_exceptions=True)
+
+    def spoken(self, text: str, *, interrupted: bool) -> None:
+        """So much was spoken of a turn: of those that sounded and are not reported yet, the oldest that fits best.
+        ``interrupted``: and no more will be.
+        """
         unreported = [turn for turn in self._recent if turn.sounded and not turn.spoken.done()]
         turn = max(unreported, key=lambda turn: turn.heard.overlap(text), default=None)
         if turn and turn.heard.overlap(text):
             turn.spoken.set_result(text)
+            if self._session is not None and interrupted and turn.ended and not turn.left:
+                self._leave(turn)
 
     def hang_up(self) -> None:
         """The listener is gone: nothing more is reported."""
@@ -166,8 +206,10 @@ class VoiceTurns:
 
     def leave(self, turn: VoiceTurn) -> None:
         """Cancel a turn that has not ended, once its spoken part is known."""
-        if turn.ended or turn.left:
-            return
+        if not turn.ended and not turn.left:
+            self._leave(turn)
+
+    def _leave(self, turn: VoiceTurn) -> None:
         turn.left = True
         task = asyncio.create_task(self._cancel(turn), name=f"cancel of {turn.run}")
         self._leaving.add(task)
@@ -182,10 +224,16 @@ class VoiceTurns:
         heard = await self._heard(turn)
         for n in range(CANCEL_TRIES):
             try:
-                await self._bus.cancel(turn.run, INTERRUPTED, heard_through=heard)
+                if self._session is None:
+                    await self._bus.cancel(turn.run, INTERRUPTED, heard_through=heard)
+                elif turn.begun:
+                    await turn.publish()  # its answer, which has the run's id, may have been cut off
+                    await self._session.heard(turn.run, heard)
                 return
-            except RequestInvalid:  # a fail-over lost events that were spoken
-                heard = None
+            except RequestInvalid:
+                if self._session is not None:  # it has never begun
+                    return
+                heard = None  # a fail-over lost events that were spoken
             except ServerError as e:
                 if n == CANCEL_TRIES - 1:
                     _log.warning("run %s was not cancelled: %s", turn.run, e)
