@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e import judge
 from tests.e2e.conftest import Send
-from tests.e2e.fleet import WITH_TOOLS, Kind, ended, fleet, log_of
+from tests.e2e.fleet import PIPELINE, WITH_TOOLS, Kind, ended, fleet, log_of
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
@@ -22,6 +22,10 @@ lease_s = 1.0
 kind = "run"
 provider = "anthropic"
 model = "helper"
+"""
+SILENT = """
+[limits]
+silent_run_s = 0.5
 """
 OWNERS: tuple[Kind, ...] = tuple(kind for kind in WITH_TOOLS if kind not in {"fetcher", "normalizer", "pipeline"})
 """Who begins children and hears of their end. A process that also calls the provider would lose the child's attempt."""
@@ -84,3 +88,38 @@ async def test_a_child_runs_once_whoever_is_killed(
         assert results == ["Here it is, all."] * 2
         assert [e["child"] for e in logs[run] if e["type"] == "child_ended"] == [f"{run}~0", f"{run}~1"]
         assert logs[run][-1]["type"] == "completed"
+
+
+async def test_a_call_that_no_queue_has_begins_its_child_again(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    async with (
+        MockProvider([Script(name="helper", turns=(Turn(says=Reply(text="Here.")),)), asks("lost")]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, SETTINGS + SILENT) as workers,
+    ):
+
+        async def lose(count: int) -> None:
+            """Delete the queue's entries once it has so many."""
+            queue = keys.topic(keys.partition_of(run), "tools")
+
+            async def are_there() -> bool:
+                return await server.client.xlen(queue) == count
+
+            await eventually(are_there, timeout=60)
+            await server.client.xtrim(queue, maxlen=0, approximate=False)
+
+        run = await send("lost", tools=[{"name": "helper"}])
+        await lose(2)
+        (tools,) = await workers.start("tools")
+        children = [f"{run}~{block}" for block in (0, 1)]
+
+        async def began() -> bool:
+            return all([await server.client.exists(keys.run(child)) for child in children])
+
+        await eventually(began, timeout=60)
+        logs: Any = await ended(server.client, keys, [*children, run])
+        assert tools.process.returncode is None
+    results = [e["content"] for e in logs[run] if e["type"] == "block_complete" and e["kind"] == "tool_result"]
+    assert results == ["Here.", "Here."]
+    for each in (run, *children):
+        judge.check(logs[each])

@@ -18,9 +18,11 @@ from tokenbus.bus.scripts import Commit
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.stage import Stage
+from tokenbus.events.child_runs import child_id
 from tokenbus.events.frames import (
     CONTROL_ATTEMPT,
     Accepted,
+    CancelRequested,
     DeadlinePassed,
     EventFrame,
     Lost,
@@ -91,6 +93,30 @@ async def test_a_run_past_its_deadline_expires_where_the_partition_is_owned(serv
     assert await found(server, keys, 0) == ["deadline"]
     assert await found(server, keys, 1) == []
     assert await server.client.hget(keys.run(other), "status") == b"open"
+
+
+async def test_a_child_run_whose_parent_is_not_open_is_cancelled(server: Server, keys: Keys) -> None:
+    parent, logic = await open_run(server, keys, 0, deadline_ms=0)
+    kept, orphan = child_id(parent, 2), child_id("gone", 2)
+    for run in (kept, orphan):
+        accepted = Accepted(provider="p", model="m", on_failure="fail", max_tool_depth=0, rules=RunLimits(), tools=[])
+        logic.apply(run, encode(EventFrame(0, CONTROL_ATTEMPT, server.clock.now_ms(), [accepted])))
+        await server.client.hset(keys.within(0).run(run), mapping={"status": "open", "turn": 0, "attempt": 1})
+        await server.client.pexpire(keys.within(0).run(run), 60_000)
+    logic.discard_outputs()
+    clock = clock_of(server, keys, {0: logic})
+    await clock.open()
+
+    async def cancelled() -> bool:
+        return await server.client.hget(keys.within(0).run(orphan), "status") == b"cancelling"
+
+    await eventually(cancelled)
+    await clock.close()
+    for run in (parent, kept):
+        assert await server.client.hget(keys.within(0).run(run), "status") == b"open"
+    [(_, fields)] = await server.client.xrange(keys.topic(0, "events"))
+    ((cancel,),) = [event_decoder.decode(data).events for data in fields.values()]
+    assert cancel == CancelRequested("the run whose tool call began this run has ended")
 
 
 async def apply_and_commit(server: Server, keys: Keys, partition: int, logic: ParserLogic, run: str) -> None:
