@@ -93,6 +93,7 @@ UNWATCHED = {
     "tokenbus_services/tools/executor.py:ToolExecutor._within": ITEM,
     "tokenbus_services/tools/mcp/server.py:McpServer._connected": CALLER,
     "tokenbus_services/tools/mcp/server.py:McpServer._connection": "notices alone; lists are read again anyway",
+    "tokenbus_services/tools/python/executors.py:ToolProcess.on_message": "awaits `Holding.ask`",
     "tokenbus_services/tools/questions.py:Holding.ask": "the call that asks waits for it, and cancels it at its end",
     "tokenbus_services/tools/progress.py:Reporter._wake": ITEM,
     "tokenbus_services/tools/python/calls.py:prepare.serve": "of one call, whose worker kills the executor",

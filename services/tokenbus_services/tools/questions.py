@@ -7,8 +7,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Literal, Self, TypeAlias, cast
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Literal, Self, TypeAlias, cast
 
 import msgspec
 
@@ -41,6 +41,10 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(_encode((self.text, self.schema, self.url))).hexdigest()[:32]
 
 
+Wait: TypeAlias = Callable[[Question], Coroutine[Any, Any, GivenAnswer]]
+"""Asks, and returns the answer. Raises ToolFailure."""
+
+
 class PutAway(BaseException):
     """Ends a call that has asked. It is no Exception, so that a tool does not take it for an error of its own."""
 
@@ -48,9 +52,11 @@ class PutAway(BaseException):
 class Asking:
     """The questions of one call, numbered in the order in which it asks them. Callable from any thread."""
 
-    def __init__(self, answers: list[GivenAnswer]) -> None:
-        """``answers``: to the first questions."""
+    def __init__(self, answers: list[GivenAnswer], wait: Wait | None = None) -> None:
+        """``answers``: to the first questions. ``wait``: the call does not end when it asks, but waits for this."""
         self._answers = answers
+        self._wait = wait
+        self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count()
         self.ended: Question | str | None = None
         """Set once the call has ended: the question without an answer, or what was wrong with one."""
@@ -64,11 +70,13 @@ class Asking:
         timeout_s: float | None = None,
     ) -> Answered:
         """See `tokenbus.tools.Ask`."""
+        given_schema = dict(schema) if schema is not None else None
+        question = Question(text=text, schema=given_schema, url=url, timeout_s=timeout_s)
+        if self._wait:
+            asking = asyncio.run_coroutine_threadsafe(self._wait(question), self._loop)
+            return answered(await asyncio.wrap_future(asking))
         if self.ended is None:
             number = next(self._numbers)
-            question = Question(
-                text=text, schema=dict(schema) if schema is not None else None, url=url, timeout_s=timeout_s
-            )
             try:
                 asked = question.id
             except (TypeError, ValueError, RecursionError) as e:
@@ -109,6 +117,11 @@ class Holding:
             raise ToolFailure("", "closed", "the call ended before the question was answered")
         return asking.result()
 
+    def restart(self) -> None:
+        """The call begins again, in this worker: what it asked before it asks again."""
+        self._end()
+        self._numbers = itertools.count()
+
     async def _in_turn(self, question: Question) -> GivenAnswer:
         async with self._one:
             return await self._ask(question, next(self._numbers))
@@ -117,6 +130,9 @@ class Holding:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._end()
+
+    def _end(self) -> None:
         for asking in self._asking:
             asking.cancel()
 

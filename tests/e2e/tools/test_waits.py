@@ -59,6 +59,12 @@ kind = "python"
 call = "tests.services.tools.sample_tools:ask_on_a_page"
 description = "Asks on a page."
 approval = "always"
+[tools.patient]
+kind = "python"
+call = "tests.services.tools.sample_tools:book"
+description = "Books a seat, and cannot begin again."
+parameters = {{ type = "object", properties = {{ flight = {{ type = "string" }} }} }}
+questions = "wait"
 [mcp.here]
 kind = "stdio"
 command = "{sys.executable}"
@@ -90,6 +96,7 @@ def bus() -> Generator[LocalBus]:
         running.model_says("books", calls(("book", {"flight": "LH1"})), "Done.")
         running.model_says("books there", calls(("here__book", {"flight": "LH1"})), "Done.")
         running.model_says("chooses", calls(("older__choose", {})), "Done.")
+        running.model_says("books patiently", calls(("patient", {"flight": "LH1"})), "Done.")
         running.model_says("signs", calls(("sign", {})), "Done.")
         running.model_says("brief", calls(("brief", {})), "Done.")
         yield running
@@ -297,6 +304,18 @@ async def test_a_tool_of_an_mcp_server_asks_and_goes_on_with_the_answers(bus: Lo
     events = await events_of(run)
     assert results(events) == ["LH1/12A, accept, None"]
     assert resumed(events) == [(seat.wait, "accept", "ann", "bus"), (page.wait, "accept", "bob", "bus")]
+
+
+async def test_a_tool_that_cannot_begin_again_waits_for_its_answers(bus: LocalBus, client: Client) -> None:
+    run = await client.publish(bus.request("books patiently", tools=[{"name": "patient"}]))
+    seat = await asks(client, run, "Which seat on LH1?")
+    assert seat.held
+    await client.answer(run, seat.wait, {"seat": "12A"}, by="ann")
+    sure = await asks(client, run, "Book 12A?")
+    await client.answer(run, sure.wait, {"sure": True}, by="bob")
+    events = await events_of(run)
+    assert results(events) == ["LH1/12A"]
+    assert resumed(events) == [(seat.wait, "accept", "ann", "bus"), (sure.wait, "accept", "bob", "bus")]
 
 
 async def test_what_an_older_mcp_server_asks_within_a_call_is_answered_while_the_call_lasts(

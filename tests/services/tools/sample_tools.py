@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import threading
 from collections.abc import Awaitable
@@ -90,6 +91,13 @@ async def ask_something_else(context: ToolContext) -> str:
 ask_something_else.asked = 0  # type: ignore[attr-defined]
 
 
+async def ask_then_crash_once(path: str, context: ToolContext) -> str:
+    answer = await context.ask(SURE, "Really?")
+    if noted(path, "began") and lines_of(path) == 1:
+        os._exit(3)
+    return answer.decision
+
+
 async def ask_on_and_on(context: ToolContext) -> None:
     while True:
         await context.ask(SURE, "Again?")
@@ -97,6 +105,10 @@ async def ask_on_and_on(context: ToolContext) -> None:
 
 async def ask_badly(schema: object, text: str, context: ToolContext, timeout_s: float | None = None) -> str:
     return (await context.ask(schema, text, timeout_s=timeout_s)).decision  # type: ignore[arg-type]
+
+
+def lines_of(path: str) -> int:
+    return len(Path(path).read_text().splitlines())
 
 
 def greet(name: str, greeting: str = "Hello") -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pytest
@@ -20,15 +22,15 @@ from tokenbus_services.tools.questions import MOST_QUESTIONS
 
 ASKING = (
     *("book", "ask_briefly", "ask_on_a_page", "ask_stubbornly", "ask_in_a_task", "ask_in_a_thread"),
-    *("ask_something_else", "ask_badly", "ask_on_and_on", "give"),
+    *("ask_then_crash_once", "ask_something_else", "ask_badly", "ask_on_and_on", "give"),
 )
 BOTH = pytest.mark.parametrize("in_executors", [True, False], ids=["in_executors", "in_the_worker"])
 
 
 @asynccontextmanager
-async def tools(*, in_executors: bool) -> AsyncGenerator[ToolExecutor]:
+async def tools(*, in_executors: bool, questions: Literal["rerun", "wait"] = "rerun") -> AsyncGenerator[ToolExecutor]:
     declared: dict[str, ToolSettings] = {
-        name: PythonTool(call=f"{SAMPLES}:{name}", answer_timeout_s=7200.0) for name in ASKING
+        name: PythonTool(call=f"{SAMPLES}:{name}", answer_timeout_s=7200.0, questions=questions) for name in ASKING
     }
     settings = Settings(tools=declared, limits=LimitSettings(tool_executors=in_executors))
     made = ToolExecutor.from_settings(settings, {"BOOKING_TOKEN": "tk-very-secret"})
@@ -133,3 +135,38 @@ async def test_secrets_are_removed_from_questions() -> None:
         found = await asked(made, "ask_badly", [], schema=schema, text="Send tk-very-secret?")
         assert "tk-very-secret" not in repr(found)
         assert found.schema
+
+
+@BOTH
+@pytest.mark.parametrize("name", ["book", "ask_in_a_thread"])
+async def test_a_tool_that_cannot_run_again_waits_for_its_answers(name: str, *, in_executors: bool) -> None:
+    seen: list[tuple[str, int, bool]] = []
+
+    async def hold(question: ToolAsked) -> GivenAnswer:
+        seen.append((question.text, question.number, 0 < question.timeout_ms <= 54_000))
+        return given(question, seat="12A") if "seat" in question.text else given(question, sure=True)
+
+    async with tools(in_executors=in_executors, questions="wait") as made:
+        arguments = json.dumps({"flight": "LH1"} if name == "book" else {})
+        outcome = await made.execute(call(name, arguments), None, hold)
+        if name == "book":
+            assert outcome == ToolOutcome("LH1/12A")
+            assert seen == [("Which seat on LH1?", 0, True), ("Book 12A?", 1, True)]
+        else:
+            assert (outcome, seen) == (ToolOutcome("accept"), [("Really?", 0, True)])
+        bad = await made.execute(call("ask_badly", json.dumps({"schema": SURE, "text": ""})), None, hold)
+        assert (bad.is_error, "its text must have" in bad.content) == (True, True)
+
+
+async def test_a_call_that_is_begun_again_in_its_worker_asks_the_same_question_again(tmp_path: Path) -> None:
+    numbers: list[int] = []
+
+    async def hold(question: ToolAsked) -> GivenAnswer:
+        numbers.append(question.number)
+        return given(question, sure=True)
+
+    async with tools(in_executors=True, questions="wait") as made:
+        await made.execute(call("give", '{"size": 1}'))
+        arguments = json.dumps({"path": str(tmp_path / "crashed")})
+        outcome = await made.execute(call("ask_then_crash_once", arguments), None, hold)
+        assert (outcome, numbers) == (ToolOutcome("accept"), [0, 0])

@@ -109,6 +109,10 @@ class PythonTool(_Approved, frozen=True, kw_only=True, tag="python", tag_field="
     timeout_s: Seconds | None = None
     answer_timeout_s: WaitSeconds = 86_400.0
     """How long a question of the tool waits for its answer, if it does not say so itself."""
+    questions: Literal["rerun", "wait"] = "rerun"
+    """What a call does that asks. ``rerun``: it ends, and runs again from its start with the answer. ``wait``: it waits
+    in its worker, within its timeout.
+    """
 
 
 class Outbound(Table, frozen=True, kw_only=True):

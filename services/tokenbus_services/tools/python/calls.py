@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 
 from tokenbus.bus import process_clock
 from tokenbus.bus.liveness import stop_task
 from tokenbus.errors import SettingsError, ToolFailure
-from tokenbus.events.frames import ToolReported
+from tokenbus.events.frames import GivenAnswer, ToolReported
 from tokenbus.tools import Image
 from tokenbus_services.executor import fork_server
 from tokenbus_services.settings import PythonTool
@@ -35,11 +37,16 @@ def prepare(work: bytes) -> fork_server.Serve:
 
     async def serve(link: fork_server.Link) -> None:
         running: asyncio.Task[None] | None = None
+        questions = _HeldQuestions(link)
         async for body in link.received():
-            message: Call | Cancel = to_executor.decode(body)
+            message: Call | Cancel | Given = to_executor.decode(body)
             if isinstance(message, Call):
-                work = _run(link, functions[message.call.name], message, what.result_bytes)
-                running = asyncio.create_task(work, name=f"tool {message.call.name}")
+                name = message.call.name
+                waits = questions if what.tools[name].questions == "wait" else None
+                work = _run(link, functions[name], message, what.result_bytes, waits)
+                running = asyncio.create_task(work, name=f"tool {name}")
+            elif isinstance(message, Given):
+                questions.answer(message)
             elif running:
                 running.cancel()
         with suppress(TimeoutError):
@@ -49,8 +56,40 @@ def prepare(work: bytes) -> fork_server.Serve:
     return serve
 
 
-async def _run(link: fork_server.Link, function: ToolFunction, asked: Call, result_bytes: int) -> None:
+class _HeldQuestions:
+    """Questions for which calls wait here."""
+
+    def __init__(self, link: fork_server.Link) -> None:
+        self._link = link
+        self._ids = itertools.count()
+        self._waiting: dict[int, asyncio.Future[GivenAnswer]] = {}
+
+    async def ask(self, call: int, question: Question) -> GivenAnswer:
+        """Ask the worker; return the answer. Raises ToolFailure."""
+        number = next(self._ids)
+        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
+        self._link.send(Holds(call, number, question))
+        try:
+            return await answer
+        finally:
+            del self._waiting[number]
+
+    def answer(self, given: Given) -> None:
+        """Pass on an answer."""
+        answer = self._waiting.get(given.id)
+        if answer is None or answer.done():
+            return
+        if given.answer is None:
+            answer.set_exception(ToolFailure("", "bad_question", given.problem))
+        else:
+            answer.set_result(given.answer)
+
+
+async def _run(
+    link: fork_server.Link, function: ToolFunction, asked: Call, result_bytes: int, held: _HeldQuestions | None
+) -> None:
     call, number = asked.call, asked.number
+    wait = partial(held.ask, number) if held else None
 
     async def deliver(report: ToolReported) -> None:
         link.send(Reported(number, report.progress, report.total, report.message))
@@ -60,7 +99,7 @@ async def _run(link: fork_server.Link, function: ToolFunction, asked: Call, resu
             text = call.arguments
             arguments: dict[str, object]
             arguments = {"input": text} if call.free_text else msgspec.json.decode(text or "{}", type=dict[str, object])
-            result = await function(call, arguments, context_of(call, asked.deadline, reporter.report))
+            result = await function(call, arguments, context_of(call, asked.deadline, reporter.report), wait)
             if isinstance(result, Question):
                 link.send(Asked(number, result))
             else:
@@ -110,6 +149,15 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
     """Cancel the call."""
 
 
+class Given(msgspec.Struct, frozen=True, array_like=True, tag="given"):
+    """The answer to the question of this id."""
+
+    id: int
+    answer: GivenAnswer | None
+    """None: there is none, because of the problem."""
+    problem: str = ""
+
+
 class Reported(msgspec.Struct, frozen=True, array_like=True, tag="reported"):
     """The tool reported progress."""
 
@@ -138,6 +186,14 @@ class Asked(msgspec.Struct, frozen=True, array_like=True, tag="asked"):
     question: Question
 
 
+class Holds(msgspec.Struct, frozen=True, array_like=True, tag="holds"):
+    """The call asks, and waits for `Given`."""
+
+    number: int
+    id: int
+    question: Question
+
+
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     """The call failed, as `ToolFailure` says."""
 
@@ -146,5 +202,5 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     problem: str
 
 
-to_executor = msgspec.msgpack.Decoder(Call | Cancel)
-from_executor = msgspec.msgpack.Decoder(Reported | Returned | Asked | Failed)
+to_executor = msgspec.msgpack.Decoder(Call | Cancel | Given)
+from_executor = msgspec.msgpack.Decoder(Reported | Holds | Returned | Asked | Failed)

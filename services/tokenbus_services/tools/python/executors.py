@@ -29,6 +29,8 @@ from tokenbus_services.tools.python.calls import (
     Call,
     Cancel,
     Failed,
+    Given,
+    Holds,
     PythonWork,
     Reported,
     Returned,
@@ -72,16 +74,19 @@ class ToolProcess(ExecutorProcess):
         super().__init__(message_bytes=message_bytes)
         self._on_end = on_end
         self._report: Report | None = None
+        self._holding: Holding | None = None
+        self._asking: set[asyncio.Task[None]] = set()
         self.answer: asyncio.Future[Ended] | None = None
         """Of the call in progress."""
         self.calls = 0
         """Number of calls begun."""
         self.idle_since = 0.0
 
-    def begin(self, call: ToolCall, context: ToolContext) -> asyncio.Future[Ended]:
+    def begin(self, call: ToolCall, context: ToolContext, holding: Holding) -> asyncio.Future[Ended]:
         """Begin a call; the future has its answer, or ExecutorLost."""
         self.calls += 1
-        self.name, self._report = call.name, context.report
+        holding.restart()
+        self.name, self._report, self._holding = call.name, context.report, holding
         self.answer = answer = asyncio.get_running_loop().create_future()
         if self.gone.done():
             answer.set_exception(ExecutorLost(None))
@@ -95,8 +100,19 @@ class ToolProcess(ExecutorProcess):
         if isinstance(message, Reported):
             if self._report:
                 self._report(message.progress, message.total, message.message)
+        elif isinstance(message, Holds):
+            asking = asyncio.create_task(self._ask(message), name="question of a tool")
+            self._asking.add(asking)
+            asking.add_done_callback(self._asking.discard)
         else:
             self.answer.set_result(message)
+
+    async def _ask(self, asked: Holds) -> None:
+        assert self._holding
+        try:
+            self.send(Given(asked.id, await self._holding.ask(asked.question)))
+        except ToolFailure as e:
+            self.send(Given(asked.id, None, e.problem))
 
     def on_end(self, end: End | None, marks: ExecutorMarks) -> None:
         self._on_end(self, end)
@@ -146,14 +162,14 @@ class PythonExecutors:
         """Stop all executors; calls still running are cancelled."""
         await self._executors.stop()
 
-    async def call(self, call: ToolCall, context: ToolContext) -> list[Text | Image] | Question:
+    async def call(self, call: ToolCall, context: ToolContext, holding: Holding) -> list[Text | Image] | Question:
         """Call a tool in an executor and return the parts of its result, or what it asks. Raises ToolFailure."""
         answer: Ended
         process = self._idle.pop() if self._idle else await self._new(call.name)
         losses = 0
         while True:
             try:
-                answer = await self._answer(process, call, context)
+                answer = await self._answer(process, call, context, holding)
                 break
             except ExecutorLost as e:
                 losses += e.end is None
@@ -175,8 +191,8 @@ class PythonExecutors:
             problem = f"no process could be started for the call: {e or type(e).__name__}"
             raise ToolFailure(tool, "busy", problem) from None
 
-    async def _answer(self, process: ToolProcess, call: ToolCall, context: ToolContext) -> Ended:
-        answer = process.begin(call, context)
+    async def _answer(self, process: ToolProcess, call: ToolCall, context: ToolContext, holding: Holding) -> Ended:
+        answer = process.begin(call, context, holding)
         try:
             await asyncio.wait({answer})
         except asyncio.CancelledError:
@@ -232,6 +248,7 @@ class PythonFunctionTool:
     def __init__(self, name: str, settings: PythonTool, executors: PythonExecutors | None) -> None:
         """Without ``executors`` it runs in the worker; raises ValueError if the path then cannot be resolved."""
         self._executors = executors
+        self._waits = settings.questions == "wait"
         self._function = None if executors else ToolFunction(name, settings.call, settings.parameters)
 
     async def run(
@@ -239,11 +256,11 @@ class PythonFunctionTool:
     ) -> Text | ToolOutcome | Question:
         """Call the function and return its result, or what it asks. Raises ToolFailure."""
         if self._executors:
-            result = await self._executors.call(call, context)
+            result = await self._executors.call(call, context, holding)
         else:
             assert self._function
             try:
-                result = await self._function(call, arguments, context)
+                result = await self._function(call, arguments, context, holding.ask if self._waits else None)
             except MemoryError as e:
                 raise ToolFailure(call.name, "exception", f"MemoryError: {e}") from None
         return result if isinstance(result, Question) else await results.of(result)

@@ -19,7 +19,7 @@ import structlog
 
 from tokenbus.errors import ToolFailure
 from tokenbus.tools import Image, ToolContext
-from tokenbus_services.tools.questions import Asking, PutAway, Question
+from tokenbus_services.tools.questions import Asking, PutAway, Question, Wait
 from tokenbus_services.tools.tool_call import Text, ToolCall
 
 CONTEXT = "context"
@@ -42,13 +42,13 @@ class ToolFunction:
         self._wants_context = _wants_context(self._signature, parameters)
 
     async def __call__(
-        self, call: ToolCall, arguments: dict[str, object], context: ToolContext
+        self, call: ToolCall, arguments: dict[str, object], context: ToolContext, wait: Wait | None
     ) -> list[Text | Image] | Question:
         """Call the function and return its result, or what it asks. Raises ToolFailure, MemoryError.
 
-        Once it has asked, nothing that it does then counts: it cannot catch its own end.
+        Once it has asked, nothing that it does then counts: it cannot catch its own end. ``wait``: see `Asking`.
         """
-        asking = Asking(call.answers)
+        asking = Asking(call.answers, wait)
         try:
             parts = await self._parts(call.run, arguments, msgspec.structs.replace(context, ask=asking.ask))
         except (MemoryError, GeneratorExit):
