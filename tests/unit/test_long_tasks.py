@@ -40,7 +40,7 @@ UNWATCHED = {
     "tokenbus/bus/liveness.py:beating": CALLER,
     "tokenbus/bus/liveness.py:together": CALLER,
     "tokenbus/bus/server/clock.py:ServerClock.now_ms": STEP,
-    "tokenbus/bus/server/clients.py:ClusterClient.execute_command": STEP,
+    "tokenbus/bus/server/clients.py:ClusterClient._reload_slots": STEP,
     "tokenbus/bus/server/retry.py:_Watch.__init__": "of one try, which waits for its end",
     "tokenbus/bus/server/stream_reader.py:StreamReader._read_separately": READER,
     "tokenbus/client/display_pace.py:coalesced": READER,
