@@ -36,8 +36,10 @@ PROVIDER = "openai-responses"
 PARTITIONS = 2
 RESTART_S = 0.3
 """How soon a supervisor starts a worker anew."""
-LOOK, PAY = "look", "pay"
-"""The tools. The second one asks for leave."""
+LOOK, PAY, DELEGATE = "look", "pay", "delegate"
+"""The tools. The second one asks for leave, and the third one begins a child run."""
+HELPER = "helper"
+"""The model of child runs."""
 POLICY, FOUND, REPLACED = "words", "7", "seven"
 """A policy, what it replaces, and by what."""
 _SETTINGS = f"""
@@ -57,6 +59,10 @@ kind = "http"
 url = "http://127.0.0.1:3/{PAY}"
 allow_private = true
 approval = "always"
+[tools.{DELEGATE}]
+kind = "run"
+provider = "{PROVIDER}"
+model = "{HELPER}"
 [policies.{POLICY}]
 use = "tokenbus.policy:ReplaceText"
 options = {{ rules = [{{ find = "{FOUND}", replace = "{REPLACED}" }}] }}
@@ -94,7 +100,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def result(self, turn: int) -> str:
-        """What the tool's endpoint answers."""
+        """What the tool's endpoint answers, or the child run."""
         return f"the result of {self.run} in turn {turn}"
 
 
@@ -208,10 +214,16 @@ class Endpoints:
         request = interpret(mock.name, mock.parse(match, headers, {}, decoded), headers, decoded)
         if request.model == talks.MODEL:
             return _events(mock.stream(_TALK, request))
+        if request.model == HELPER:
+            run, turn = request.user_text.split()
+            return _events(mock.stream(Reply(text=self._cases[run].result(int(turn)), chunk_size=4), request))
         case = self._cases[request.token]
         calls: tuple[ToolCall, ...] = ()
         if request.turn < len(case.texts) - 1:
-            calls = (ToolCall(name=case.tool, arguments={"run": case.run, "turn": request.turn}),)
+            arguments: dict[str, object] = {"run": case.run, "turn": request.turn}
+            if case.tool == DELEGATE:
+                arguments = {"task": f"{case.run} {request.turn}"}
+            calls = (ToolCall(name=case.tool, arguments=arguments),)
         said = Reply(text=case.texts[request.turn], tool_calls=calls, chunk_size=4)
         return _events(mock.stream(said, request))
 

@@ -7,7 +7,7 @@ import gc
 import logging
 import random
 import traceback
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +23,7 @@ from tests.e2e import judge
 from tests.e2e.fleet import CHAINED, SEPARATE
 from tests.simulated_faults.faults import Faults
 from tests.simulated_faults.fleet import (
+    DELEGATE,
     FOUND,
     LOOK,
     PARTITIONS,
@@ -184,6 +185,7 @@ class _Scene:
             for talk in await talking.finish(PARTITIONS, SETTLE_S):
                 await self._judge_talk(server, talk)
             await self._judge(server, logs)
+            await self._judge_children(server)
             await workers.close()
 
     async def _ask(self, client: Client, case: Case) -> None:
@@ -236,6 +238,22 @@ class _Scene:
         found = judge_of_talks.problems_of(talk, logs, lossy=self._lost_writes)
         self.problems += [f"{talk.session}: {problem}" for problem in found]
 
+    async def _judge_children(self, server: Server) -> None:
+        """Each ends, and no call has two."""
+        children: Counter[str] = Counter()
+        for key in await server.client.keys("*:log:*~*"):
+            log = await _events(server, key.decode())
+            children[log[0]["run"].partition("~")[0]] += 1
+            self.ends.append(log[-1]["type"])
+            try:
+                judge.check(log)
+            except AssertionError as e:
+                self.problems.append(f"{log[0]['run']}: {e}")
+        for case in self._cases:
+            most = len(case.texts) - 1 if case.tool == DELEGATE else 0
+            if children[case.run] > most and not self._lost_writes:
+                self.problems.append(f"{case.run} has {children[case.run]} child runs for {most} calls")
+
     def _judge_words(self, case: Case, log: list[Event]) -> None:
         ended = log[-1]["type"]
         lost = self._lost_writes and log[-1].get("error", {}).get("code") in _LOST
@@ -253,15 +271,17 @@ class _Scene:
         )
         results = [content for kind, content in blocks if kind == "tool_result"]
         for turn, result in enumerate(results):
-            allowed = case.tool == LOOK or "allow" in decisions[turn : turn + 1]
+            allowed = case.tool != PAY or "allow" in decisions[turn : turn + 1]
             if allowed and result == "ReadError: simulated":
                 continue  # its answer was cut
+            if self._lost_writes and case.tool == DELEGATE and "child" in result:
+                continue  # so was the child run
             real = result == case.result(turn)
             assert real == allowed or (ended != "completed" and not real), f"turn {turn} has the result {result!r}"
         for turn in range(len(case.texts) - 1):
             keys = self._endpoints.called[case.run, turn]
             assert len(keys) <= 1, f"the call of turn {turn} had the keys {keys}"
-            assert not keys or case.tool == LOOK or turn < len(resumed), f"the tool of turn {turn} waited for nobody"
+            assert not keys or case.tool != PAY or turn < len(resumed), f"the tool of turn {turn} waited for nobody"
             decided_anew = self._lost_writes and case.decision == "both"
             assert decided_anew or not keys or "deny" not in decisions[turn : turn + 1], (
                 f"the denied tool of turn {turn} was called"
@@ -278,7 +298,7 @@ def _case(chance: random.Random, run: str) -> Case:
     return Case(
         run=run,
         texts=tuple(texts),
-        tool=chance.choice((LOOK, PAY)),
+        tool=chance.choice((LOOK, PAY, DELEGATE)),
         decision=chance.choice(("allow", "deny", "both")),
         policies=(POLICY,) if chance.random() < 0.3 else (),
         cancelled=chance.random() < 0.15,
