@@ -1,5 +1,9 @@
-"""A tool that the bus runs for clients of the gateway."""
+"""Tools that the bus runs for clients of the gateway."""
 
 
 def weather(city: str) -> str:
     return f"Rain in {city}."
+
+
+def pay(amount: int) -> str:
+    return f"Paid {amount}."

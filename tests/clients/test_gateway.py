@@ -23,13 +23,22 @@ TEXT = "Yes, take it along. It should be dry from six in the evening on. 🌤️
 LOOKS = "Let me look, it takes a moment or two."
 SETTINGS = """
 [gateway]
-tools = ["weather"]
+tools = ["weather", "pay", "show"]
 early_status_s = 60  # however busy the machine is, a run that fails before its first event has its own status
 [tools.weather]
 kind = "python"
 call = "tests.clients.gateway_tools:weather"
 [tools.weather.parameters]
 type = "object"
+[tools.pay]
+kind = "python"
+call = "tests.clients.gateway_tools:pay"
+approval = "always"
+parameters = { type = "object", properties = { amount = { type = "integer" } } }
+[tools.show]
+kind = "client"
+approval = "always"
+parameters = { type = "object" }
 """
 
 
@@ -55,6 +64,12 @@ def bus() -> Iterator[LocalBus]:
         local.model_says(
             "bus-tool", Reply(tool_calls=(ToolCall(name="weather", arguments={"city": "Bonn"}),)), "So: {tool_result}"
         )
+        pays, places = ToolCall(name="pay", arguments={"amount": 500}), ToolCall(name="place")
+        more = ToolCall(name="pay", arguments={"amount": 900})
+        local.model_says("pays", Reply(text="I pay.", tool_calls=(pays,)), "So: {tool_result}")
+        local.model_says("pays-twice", Reply(tool_calls=(pays, more)), Reply(text="Both are over."))
+        local.model_says("pays-in-place", Reply(tool_calls=(places, pays)), Reply(text="Both are over."))
+        local.model_says("shows", Reply(tool_calls=(ToolCall(name="show"),)), "So: {tool_result}")
         local.model_says("own-tool", Reply(text="I look.", tool_calls=(ToolCall(name="place"),)), "So: {tool_result}")
         local.model_says("failing", Turn(says=answer, fault=Status(status=400)))
         local.model_says("cut", Turn(says=answer, fault=CutOff(after_text="evening")))
@@ -130,6 +145,91 @@ def test_the_input_of_a_browsers_tool_is_shown_as_it_comes_and_a_void_call_does_
     assert any(text != TEXT and TEXT.startswith(text) for text in chat["inputs"])
     states = [part["state"] for part in chat["messages"][-1]["parts"] if part["type"] == "tool-write"]
     assert [state for state in states if state != "output-error"] == ["input-available"]
+
+
+@pytest.fixture
+def asked(chats: dict[str, Any]) -> dict[str, Any]:
+    if "approved" not in chats:
+        pytest.skip("version 5 has no approvals")
+    return chats
+
+
+def parts_of(chat: dict[str, Any]) -> list[tuple[str, str]]:
+    tools = [part for part in chat["messages"][1]["parts"] if "toolCallId" in part]
+    return [(part["state"], part.get("output", "")) for part in tools]
+
+
+def test_a_page_allows_a_call_and_the_answer_goes_on_in_the_same_message(asked: dict[str, Any]) -> None:
+    chat = asked["approved"]
+    assert (chat["before"], chat["error"]) == (["approval-requested"], None)
+    assert [message["role"] for message in chat["messages"]] == ["user", "assistant"]
+    assert chat["text"] == "I pay.So: Paid 500."
+    assert parts_of(chat) == [("output-available", "Paid 500.")]
+    (fate,) = chat["resumed"]
+    assert (fate["decision"], fate["door"]) == ("allow", "ai_sdk")
+
+
+def test_a_page_denies_a_call_and_the_model_reads_why(asked: dict[str, Any]) -> None:
+    chat = asked["denied"]
+    assert chat["text"] == "I pay.So: the call was denied, and did not run: too dear"
+    assert parts_of(chat) == [("output-denied", "")]
+
+
+def test_several_calls_are_decided_by_one_request(asked: dict[str, Any]) -> None:
+    chat = asked["twice"]
+    assert (chat["text"], chat["posts"]) == ("Both are over.", 2)
+    assert parts_of(chat) == [("output-available", "Paid 500."), ("output-denied", "")]
+
+
+def test_a_page_that_comes_back_is_asked_again_and_decides(asked: dict[str, Any]) -> None:
+    chat = asked["reloaded"]
+    assert chat["before"] == ["approval-requested"]
+    assert parts_of(chat) == [("output-available", "Paid 500.")]
+    assert chat["text"] == "I pay.So: Paid 500."
+
+
+def test_an_answer_that_came_too_late_is_an_error_and_the_page_reads_what_was_decided(asked: dict[str, Any]) -> None:
+    chat = asked["overtaken"]
+    assert (chat["late"]["status"], chat["by"]) == ("error", "deny")
+    assert "was decided before: deny by bob" in chat["late"]["error"]
+    assert chat["text"] == "I pay.So: the call was denied, and did not run"
+    assert parts_of(chat) == [("output-denied", "")]
+    assert [fate["by"] for fate in chat["resumed"]] == ["bob"]
+
+
+def test_the_same_answer_twice_is_one(asked: dict[str, Any]) -> None:
+    assert [answer["status"] for answer in asked["repeated"]["answers"]] == [200, 200]
+    assert all("So: Paid 500." in answer["text"] for answer in asked["repeated"]["answers"])
+    assert len(asked["repeated"]["resumed"]) == 1
+
+
+def test_an_answer_to_nothing_of_this_chat_is_a_named_error(asked: dict[str, Any]) -> None:
+    chat = asked["hostile"]
+    assert [answer["status"] for answer in chat["answers"]] == [404] * len(chat["answers"])
+    assert all("nothing in this conversation waits for" in answer["text"] for answer in chat["answers"])
+    assert chat["malformed"] == [400, 400]
+    assert chat["resumed"] == []
+
+
+def test_a_tool_of_the_page_beside_one_of_the_bus_gives_its_result_to_the_run(chats: dict[str, Any]) -> None:
+    if "in_place" not in chats:
+        pytest.skip("version 5 has no approvals")
+    chat = chats["in_place"]
+    assert (chat["text"], chat["ran"]) == ("Both are over.", ["place"])
+    assert parts_of(chat) == [("output-available", "Paid 500."), ("output-available", {"city": "Bonn"})]
+
+
+def test_a_tool_of_the_page_that_must_be_allowed_runs_after_that(asked: dict[str, Any]) -> None:
+    chat = asked["shown"]
+    assert (chat["ran_before"], chat["ran"]) == (0, 1)
+    assert chat["text"] == "So: seen"
+
+
+def test_an_answer_may_come_with_the_next_message(asked: dict[str, Any]) -> None:
+    chat = asked["typed"]
+    assert [message["role"] for message in chat["messages"]] == ["user", "assistant", "user", "assistant"]
+    assert [fate["decision"] for fate in chat["resumed"]] == ["allow"]
+    assert chat["text"] == "So: Paid 500."
 
 
 @pytest.mark.parametrize(
@@ -262,6 +362,57 @@ def test_a_run_that_steers_goes_on_where_the_first_one_ends(agents: dict[str, An
     assert (second["text"], second["outcome"]) == ("20 °C.", {"type": "success"})
     assert second["types"][0] == "RUN_STARTED"
     assert "TOOL_CALL_RESULT" in first["types"]
+
+
+def test_an_agent_is_interrupted_and_resumes_with_other_arguments(agents: dict[str, Any]) -> None:
+    asked, agent = agents["interrupted"]["asked"], agents["interrupted"]
+    assert asked["outcome"]["type"] == "interrupt"
+    (interrupt,) = asked["interrupts"]
+    assert (interrupt["reason"], interrupt["toolCallId"]) == ("tool_call", asked["messages"][1]["toolCalls"][0]["id"])
+    assert "editedArgs" in interrupt["responseSchema"]["properties"]
+    assert agent["types"][:3] == ["RUN_STARTED", "STEP_STARTED", "TOOL_CALL_RESULT"]
+    assert (agent["outcome"], agent["interrupts"]) == ({"type": "success"}, [])
+    assert [message["role"] for message in agent["messages"]] == ["user", "assistant", "tool", "assistant"]
+    assert agent["messages"][2]["content"].startswith("Paid 400.")
+
+
+def test_several_interrupts_are_denied_and_cancelled_at_once(agents: dict[str, Any]) -> None:
+    agent = agents["denied"]
+    assert len(agent["asked"]["interrupts"]) == 2
+    results = [message["content"] for message in agent["messages"] if message["role"] == "tool"]
+    denied = "the call was denied, and did not run"
+    assert results == [f"{denied}: too dear", denied]
+    assert agent["outcome"] == {"type": "success"}
+
+
+def test_an_answer_to_an_interrupt_that_came_too_late_is_an_error_and_the_agent_joins(agents: dict[str, Any]) -> None:
+    overtaken = agents["overtaken"]
+    assert overtaken["late"]["failed"]["status"] == 409
+    assert "was decided before: deny by bob" in overtaken["late"]["failed"]["message"]
+    assert overtaken["text"] == "I pay.So: the call was denied, and did not run"
+
+
+def test_the_function_of_the_page_approves(agents: dict[str, Any]) -> None:
+    assert agents["approved"] == "I pay.So: Paid 500."
+
+
+def test_the_same_resume_twice_is_one(agents: dict[str, Any]) -> None:
+    assert agents["replayed"]["texts"] == [True, True]
+
+
+def test_a_resume_of_nothing_of_this_thread_is_a_named_error(agents: dict[str, Any]) -> None:
+    hostile = agents["hostile"]
+    assert hostile["unknown"] == [[404, "wait_not_found"]] * 4
+    assert hostile["invalid"] == [[400, "invalid_value"], [400, "invalid_value"], [400, "request_invalid"]]
+    assert hostile["ignored"] == [409, "interrupts_open"]
+
+
+def test_an_agents_own_tool_beside_one_of_the_bus_gives_its_result_to_the_run(agents: dict[str, Any]) -> None:
+    agent = agents["in_place"]
+    assert agent["asked"]["outcome"]["type"] == "interrupt"
+    assert len(agent["called"]["outcome"]["pendingToolCallIds"]) == 1
+    assert (agent["text"], agent["outcome"]) == ("Both are over.", {"type": "success"})
+    assert agent["run"] == agent["asked"]["run"]
 
 
 def test_an_agent_whose_messages_were_changed_has_its_thread_changed(agents: dict[str, Any]) -> None:

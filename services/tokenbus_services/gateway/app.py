@@ -39,7 +39,7 @@ from tokenbus_services.net.request_guard import PAGES, GuardRefusal, RequestGuar
 from tokenbus_services.pricing import PriceTable
 from tokenbus_services.runtime.app.service_app import make_app, make_broker, worker_name
 from tokenbus_services.runtime.supervision import stuck_after_s
-from tokenbus_services.settings import GatewaySettings, Settings
+from tokenbus_services.settings import ClientTool, GatewaySettings, Settings
 from tokenbus_services.telemetry import open_tracer
 
 _HEADERS = frozenset(
@@ -259,19 +259,20 @@ def make_access(
     settings: Settings, table: GatewaySettings, models: ModelTable, server: Server, bus: Client
 ) -> tuple[AccessControl, list[GatewayPart]]:
     """Access control in front of all routes, and what works beside it. Raises SettingsError."""
-    rules = rules_of(table, models)
+    rules = rules_of(settings, table, models)
     if not has_keys(settings):
         return OpenAccess(rules), []
     return keyed_parts(settings, server, bus, rules=rules, aliases=aliases_of(table), env=os.environ)
 
 
-def rules_of(table: GatewaySettings, models: ModelTable) -> TranslationRules:
+def rules_of(settings: Settings, table: GatewaySettings, models: ModelTable) -> TranslationRules:
     """What the deployment allows every client."""
     return TranslationRules(
         models=models,
         drop_unsupported=frozenset(table.drop_unsupported),
         allow_extra=frozenset(table.allow_extra),
         tools=None if "*" in table.tools else frozenset(table.tools),
+        client_tools=frozenset(name for name, tool in settings.tools.items() if isinstance(tool, ClientTool)),
     )
 
 

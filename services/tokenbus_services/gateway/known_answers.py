@@ -27,6 +27,13 @@ class KnownAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     session: str
     append: str
     note: GatewayNote
+    run: str = ""
+    """Of an answer that goes on where another one ended: its run, which no append began."""
+    after: int = -1
+    """Where that is; see `Said.after`."""
+    decided: list[str] = []
+    missed: bool = False
+    """Its client was refused, because somebody decided before: it may read the answer later, also after its end."""
     body: bytes = b""
     """The request, if the surface needs it to answer a client that joins."""
 

@@ -217,19 +217,24 @@ class GatewayRuns:
         key = request.headers.get(idempotency.HEADER)
         if append is None:
             append = new_run_id() if key is None else idempotency.run_of(caller.tenant, key, surface.name)
-        note = GatewayNote(
+        note = self.note(surface, translated)
+        generate = translated.generate
+        if generate.deadline_s is None:
+            generate = msgspec.structs.replace(generate, deadline_s=self._settings.deadline_s)
+        return await self.sessions.say(
+            caller, session, generate, note, append=append, when_busy=when_busy, rewrites=rewrites
+        )
+
+    @staticmethod
+    def note(surface: Surface, translated: Translated) -> GatewayNote:
+        """The note of the answer to a request of a conversation."""
+        return GatewayNote(
             surface=surface.name,
             version=surface.version,
             created=int(time.time()),
             model=translated.model,
             echo=translated.echo,
             left_out=translated.left_out,
-        )
-        generate = translated.generate
-        if generate.deadline_s is None:
-            generate = msgspec.structs.replace(generate, deadline_s=self._settings.deadline_s)
-        return await self.sessions.say(
-            caller, session, generate, note, append=append, when_busy=when_busy, rewrites=rewrites
         )
 
     def left(self, caller: Caller, said: Said) -> None:

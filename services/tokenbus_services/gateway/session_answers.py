@@ -1,7 +1,8 @@
 """The answer to what a client has said in a session: a part of a run.
 
 A message that starts a run is answered by that run, from its beginning. One that steers is answered by the run's turns
-from where it went in, and the answer before ends there. So each message has one answer, in the order of the
+from where it went in, and the answer before ends there. What a client decides is answered by what the run does then, if
+the protocol's answers end where a run waits for that. So each message has one answer, in the order of the
 conversation, and a protocol whose clients wait for the answer to their request can queue and steer. What an answer is
 follows from the logs alone: any gateway gives it again.
 """
@@ -11,11 +12,15 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
+from tokenbus.events.normalized import FinishReason
 from tokenbus.events.public import Completed, PublicEvent, Started, Timing
+from tokenbus.events.sessions import Fate
 from tokenbus_services.gateway.answers.answer import RunOfAnswer, StreamedAnswer
 from tokenbus_services.gateway.audit import AuditedRun
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway
+from tokenbus_services.gateway.known_answers import KnownAnswer
+from tokenbus_services.gateway.parked import Parking
 from tokenbus_services.gateway.problem import Problem, Refusal
 from tokenbus_services.gateway.runs import GONE
 from tokenbus_services.gateway.session_door import Said
@@ -40,6 +45,7 @@ class SessionAnswer:
         self._gateway = gateway
         self._surface = surface
         self._caller = caller
+        self._joined_at = -1
         if said.fate.state == "returned":
             raise returned(said.fate.reason or "", said.fate.problem)
 
@@ -47,6 +53,12 @@ class SessionAnswer:
     def note(self) -> GatewayNote:
         """For the encoder."""
         return self.said.note
+
+    async def join(self) -> PublicEvent | None:
+        """Let the answer go beyond the places where its run waited before now; return the newest event of the run."""
+        last = await self._gateway.runs.last_event(self.run) if self.run else None
+        self._joined_at = last.seq if last else -1
+        return last
 
     async def events(self) -> AsyncGenerator[PublicEvent]:
         """The events of the answer, the run's `started` first. Waits for its beginning, without end.
@@ -60,19 +72,28 @@ class SessionAnswer:
         if fate.run is None:
             raise returned(fate.reason or "", fate.problem)
         self.run, self.turn = fate.run, fate.turn or 0
-        newest = self.turn
+        newest, parking = self.turn, Parking()
+        kinds = self._surface.waits_for(said.note)
         follow = self._gateway.follow(self._surface, self.run, self._caller.key)
         async with aclosing(follow) as events:
             async for event in events:
+                parking.feed(event)
                 if event.turn < self.turn and not isinstance(event, Started):
                     continue
+                if event.seq <= said.after:
+                    newest = event.turn
                 if event.turn > newest:
                     steered = await sessions.steered_turns(self.run)
                     if any(newest < turn <= event.turn for turn in steered):
-                        yield _parted(event)
+                        yield _parted(event, "stop", seq=event.seq)
                         return
                     newest = event.turn
                 yield event
+                if event.seq > said.after and event.seq >= self._joined_at and kinds and parking.first is not None:
+                    decided = parking.decided >= set(said.decided)
+                    if decided and parking.is_parked(await self._gateway.runs.waits.of_run(self.run), kinds):
+                        yield _parted(event, "tool_use", seq=event.seq + 1)
+                        return
 
     async def stop(self, reason: str) -> bool:
         """Cancel the run that answers, or take the message back; whether there was something to stop."""
@@ -124,7 +145,23 @@ def returned(reason: str, problem: str | None = None) -> Refusal:
     return Refusal(Problem(status=status, code=code, message=why, kind=kind))
 
 
-def _parted(event: PublicEvent) -> PublicEvent:
+def known_said(known: KnownAnswer, fate: Fate | None) -> Said | None:
+    """What a client has said earlier. ``fate``: of its append; None: it is known no more."""
+    if known.run:
+        fate = Fate(state="delivered", run=known.run)
+    if fate is None:
+        return None
+    return Said(
+        session=known.session,
+        append=known.append,
+        fate=fate,
+        note=known.note,
+        after=known.after,
+        decided=known.decided,
+    )
+
+
+def _parted(event: PublicEvent, finish: FinishReason, *, seq: int) -> PublicEvent:
     """The end of an answer whose run goes on with another one."""
     timing = Timing(total_ms=0)
-    return Completed(run=event.run, seq=event.seq, turn=event.turn, attempt=event.attempt, finish="stop", timing=timing)
+    return Completed(run=event.run, seq=seq, turn=event.turn, attempt=event.attempt, finish=finish, timing=timing)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import cast
 
 import msgspec
@@ -64,6 +64,10 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
     note: GatewayNote
     headers: Mapping[str, str] = {}
     """For the answer."""
+    after: int = -1
+    """The answer goes on after this event of its run, with which another one ended."""
+    decided: Sequence[str] = ()
+    """The waits that the client decided, which is what it says."""
 
 
 class SessionDoor:

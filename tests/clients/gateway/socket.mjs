@@ -1,6 +1,6 @@
 // A chat over the transport of the page docs/guides/use-chat.md: node socket.mjs; prints what it ended with.
 import { AbstractChat } from "ai";
-import { webSocketTransport } from "./use-chat.2.mjs";
+import { webSocketTransport } from "./use-chat.3.mjs";
 
 class Chat extends AbstractChat {}
 const state = {

@@ -2,7 +2,7 @@
 const [name, base, over] = process.argv.slice(2);
 const ai = await import(name);
 const version = { ai5: 5, ai6: 6, ai: 7 }[name];
-const api = `${base}/api/chat${version === 7 ? "?ui=7" : ""}`;
+const api = `${base}/api/chat${version >= 6 ? `?ui=${version}` : ""}`;
 
 class State {
   messages = [];
@@ -186,6 +186,151 @@ const stories = {
     return { ...told(second), first: told(first) };
   },
 };
+
+// --- chats that are asked ------------------------------------------------------------------------------------------
+
+const PAYS = { model: "anthropic/pays", tools: ["pay"] };
+const { sendAutomaticallyWhen: decides } = await import("./use-chat.2.mjs");
+const toolParts = (chat) => chat.lastMessage?.parts.filter((part) => part.toolCallId) ?? [];
+const states = (chat) => toolParts(chat).map((part) => part.state);
+const approvals = (chat) => toolParts(chat).filter((part) => part.state === "approval-requested").map((part) => part.approval.id);
+const runOf = (chat) => chat.messages[1].metadata.run;
+const answered = (chat) => until(() => chat.status === "error" || (chat.status === "ready" && /So:|over/.test(text(chat))));
+const native = async (method, path, body) => {
+  const answer = await fetch(`${base}${path}`, { method, body: body && JSON.stringify(body) });
+  return await answer.json();
+};
+const resumed = async (chat) => {
+  const events = await (await fetch(`${base}/runs/${runOf(chat)}/events`)).text();
+  return [...events.matchAll(/^data: (.*)$/gm)].map(([, data]) => JSON.parse(data)).filter((event) => event.type === "resumed");
+};
+const ask = async (body, more = {}) => {
+  const chat = await say(body, { sendAutomaticallyWhen: decides, ...more });
+  if (chat.error) throw chat.error;
+  return chat;
+};
+const post = async (body) => {
+  const answer = await fetch(api, { method: "POST", body: JSON.stringify({ ...PAYS, ...body }) });
+  return { status: answer.status, text: await answer.text() };
+};
+
+const streamedText = (stream) =>
+  [...stream.matchAll(/^data: (\{.*)$/gm)].map(([, data]) => JSON.parse(data).delta ?? "").join("");
+
+const asking = {
+  async approved() {
+    const chat = await ask(PAYS);
+    const before = states(chat);
+    await chat.addToolApprovalResponse({ id: approvals(chat)[0], approved: true });
+    await answered(chat);
+    return { ...told(chat), error: chat.error?.message ?? null, before, resumed: await resumed(chat) };
+  },
+  async denied() {
+    const chat = await ask(PAYS);
+    await chat.addToolApprovalResponse({ id: approvals(chat)[0], approved: false, reason: "too dear" });
+    await answered(chat);
+    return told(chat);
+  },
+  async twice() {
+    let posts = 0;
+    const way = transport({ ...PAYS, model: "anthropic/pays-twice" });
+    const send = way.sendMessages.bind(way);
+    way.sendMessages = (options) => (posts++, send(options));
+    const chat = await ask({}, { transport: way });
+    const [first, second] = approvals(chat);
+    await chat.addToolApprovalResponse({ id: second, approved: false });
+    await chat.addToolApprovalResponse({ id: first, approved: true });
+    await answered(chat);
+    return { ...told(chat), posts };
+  },
+  async reloaded() {
+    const left = await ask(PAYS);
+    const messages = left.messages.slice(0, 1);
+    const chat = new Chat({ id: left.id, messages, transport: transport(PAYS), sendAutomaticallyWhen: decides });
+    await chat.resumeStream();
+    const before = states(chat);
+    await chat.addToolApprovalResponse({ id: approvals(chat)[0], approved: true });
+    await answered(chat);
+    return { ...told(chat), before };
+  },
+  async overtaken() {
+    const chat = await ask(PAYS);
+    const { waiting } = await native("GET", `/runs/${runOf(chat)}/waiting`);
+    const other = { type: "approval", decision: "deny", by: "bob" };
+    const fate = await native("POST", `/runs/${runOf(chat)}/waiting/${waiting[0].wait}`, other);
+    await chat.addToolApprovalResponse({ id: approvals(chat)[0], approved: true });
+    await answered(chat);
+    const late = { status: chat.status, error: chat.error?.message };
+    await chat.resumeStream();
+    return { ...told(chat), late, by: fate.decision, resumed: await resumed(chat) };
+  },
+  async repeated() {
+    const chat = await ask({ ...PAYS }, { sendAutomaticallyWhen: undefined });
+    await chat.addToolApprovalResponse({ id: approvals(chat)[0], approved: true });
+    const said = { id: chat.id, messages: chat.messages, trigger: "submit-message", messageId: chat.lastMessage.id };
+    const whole = (answer) => ({ ...answer, text: streamedText(answer.text) });
+    const answers = [whole(await post(said)), whole(await post(said))];
+    return { answers, resumed: await resumed(chat) };
+  },
+  async hostile() {
+    const chat = await ask(PAYS, { sendAutomaticallyWhen: undefined });
+    const other = await ask(PAYS, { sendAutomaticallyWhen: undefined });
+    const saying = (approval) => {
+      const messages = structuredClone(chat.messages);
+      Object.assign(messages[1].parts.find((part) => part.toolCallId), { state: "approval-responded", approval });
+      return post({ id: chat.id, messages });
+    };
+    const answers = [];
+    for (const id of [approvals(other)[0], `${runOf(chat)}:9.9`, runOf(chat), "nobody", "nobody:0.0", `${runOf(chat)}:0.0\n`, ":", "🌤️".repeat(99)])
+      answers.push(await saying({ id, approved: true }));
+    const malformed = [(await saying({ id: approvals(chat)[0], approved: "yes" })).status, (await saying({ approved: true })).status];
+    const { waiting } = await native("GET", `/runs/${runOf(chat)}/waiting`);
+    return { answers, malformed, resumed: waiting.length === 1 ? [] : ["decided"] };
+  },
+  async in_place() {
+    const ran = [];
+    const tools = ["pay", { name: "place", inputSchema: { type: "object" } }];
+    const chat = new Chat({
+      id: crypto.randomUUID(),
+      transport: transport({ model: "anthropic/pays-in-place", tools }),
+      sendAutomaticallyWhen: decides,
+      onToolCall: ({ toolCall }) => {
+        ran.push(toolCall.toolName);
+        void chat.addToolOutput({ tool: toolCall.toolName, toolCallId: toolCall.toolCallId, output: { city: "Bonn" } });
+      },
+    });
+    await chat.sendMessage({ text: "Hello" });
+    await until(() => chat.status === "ready" && approvals(chat).length);
+    await chat.addToolApprovalResponse({ id: approvals(chat)[0], approved: true });
+    await answered(chat);
+    return { ...told(chat), ran };
+  },
+  async shown() {
+    let ran = 0;
+    const chat = new Chat({
+      id: crypto.randomUUID(),
+      transport: transport({ model: "anthropic/shows", tools: ["show"] }),
+      sendAutomaticallyWhen: decides,
+      onToolCall: ({ toolCall }) => {
+        ran++;
+        void chat.addToolOutput({ tool: toolCall.toolName, toolCallId: toolCall.toolCallId, output: "seen" });
+      },
+    });
+    await chat.sendMessage({ text: "Hello" });
+    const ran_before = ran;
+    await chat.addToolApprovalResponse({ id: approvals(chat)[0], approved: true });
+    await answered(chat);
+    return { ...told(chat), ran, ran_before };
+  },
+  async typed() {
+    const chat = await ask(PAYS, { sendAutomaticallyWhen: undefined });
+    await chat.addToolApprovalResponse({ id: approvals(chat)[0], approved: true });
+    await chat.sendMessage({ text: "And hurry." });
+    return { ...told(chat), resumed: await resumed(chat) };
+  },
+};
+// Version 5 has no approvals.
+if (version >= 6) Object.assign(stories, asking);
 
 const ended = Object.entries(stories).map(async ([story, run]) => [story, await run()]);
 const all = JSON.stringify(Object.fromEntries(await Promise.all(ended)));

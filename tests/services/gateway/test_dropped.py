@@ -58,7 +58,7 @@ OTHERS: dict[str, list[Json]] = {
     "AG-UI": [
         {"messages": [{"id": "m", "role": "user", "content": [{"type": "odd"}, {"type": "text", "text": "x"}]}]},
         {"messages": [{"id": "n", "role": "odd", "content": "x"}, {"id": "m", **ASKS}]},
-        {"resume": [{}]},
+        {"resume": [{"interruptId": "i", "status": "resolved", "odd": 1}]},
     ],
     "Images": [{"style": "odd"}, {"output_format": "odd"}],
 }  # fmt: skip

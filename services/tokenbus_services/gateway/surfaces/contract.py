@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -27,6 +27,11 @@ NOTE = "gateway"
 def blob_path(run: str, blob_id: str) -> str:
     """Where the gateway serves a blob that a run's events name."""
     return f"/runs/{run}/blobs/{blob_id}"
+
+
+def wait_name(run: str, wait: str) -> str:
+    """A wait of a run, as clients of other protocols name it."""
+    return f"{run}:{wait}"
 
 
 class GatewayNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -74,6 +79,30 @@ class TranslationRules(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of the provider's body that a client may set through `extra`."""
     tools: frozenset[str] | None = frozenset()
     """Tools of the deployment that a client may name; None: all."""
+    client_tools: frozenset[str] = frozenset()
+    """Those of the deployment that clients run."""
+
+
+class GivenAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a client answers to a run that waits, as its protocol says it."""
+
+    at: str
+    """Its place in the request."""
+    name: str = ""
+    """The wait, as the surface named it to the client; empty: that of the call ``tool_id``."""
+    run: str = ""
+    """The run that the client says it belongs to."""
+    tool_id: str = ""
+    approved: bool | None = None
+    """Of an approval; of a question, False: the person does not want to answer."""
+    left: bool = False
+    """The person left without an answer, which allows nothing."""
+    reason: str | None = None
+    arguments: dict[str, object] | None = None
+    """Edited ones."""
+    content: Any = ""
+    """The result of the client's tool, or the answer to a question."""
+    is_error: bool = False
 
 
 Claim = Callable[[str], Awaitable[Callable[[], Awaitable[None]]]]
@@ -97,6 +126,10 @@ class Translated(msgspec.Struct, frozen=True, kw_only=True):
     """Answer at once; the run continues without its client."""
     claim: Claim | None = None
     """Called with the new run's id before it is published, and may refuse it; returns what undoes that."""
+    given: Sequence[GivenAnswer] = ()
+    """What the client answers to a run that waits."""
+    only_answers: bool = False
+    """The request says nothing else, unless nothing waits for what it answers."""
 
 
 def left_out_header(paths: Sequence[str]) -> dict[str, str]:

@@ -25,6 +25,7 @@ from tokenbus.events.requests import (
     Tool,
     ToolChoice,
 )
+from tokenbus.events.waits import WaitKind
 from tokenbus.providers import registry
 from tokenbus.providers.api import ApiName
 from tokenbus.providers.base import ProviderBase
@@ -351,6 +352,12 @@ class Surface(ABC):
     @abstractmethod
     def read(asked: GatewayRequest, rules: TranslationRules, body: Fields) -> Translated:
         """Read a request. Raises Refusal."""
+
+    def waits_for(self, note: GatewayNote) -> frozenset[WaitKind]:
+        """What clients can decide with another request. An answer ends where its run waits for nothing else. Empty: the
+        protocol has no way to decide anything, and its answers stay open.
+        """
+        return frozenset()
 
     @abstractmethod
     def encoder(self, request: GatewayRequest | None, note: GatewayNote, run: str) -> Encoder:

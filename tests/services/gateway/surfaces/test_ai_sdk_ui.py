@@ -351,7 +351,10 @@ def test_the_bus_runs_the_tools_that_are_named_and_the_client_those_that_are_des
     assert (named.generate.tools, named.generate.max_tool_depth) == ([Tool(name="weather")], 10)
     assert named.echo["named"] == ["weather"]
     assert refused(SURFACE, gateway_request(body(tools=["shell"])), allowed).param == "tools[0]"
-    assert refused(SURFACE, gateway_request(body(tools=["weather", {"name": "f"}])), allowed).param == "tools"
+    both = translated(SURFACE, gateway_request(body(tools=["weather", {"name": "f"}])), allowed)
+    own = Tool(name="f", parameters={"type": "object"}, kind="client")
+    assert both.generate.tools == [Tool(name="weather"), own]
+    assert (both.echo["named"], both.echo["client"]) == (["weather"], ["f"])
 
 
 def test_the_history_of_a_tool_run_comes_back_step_by_step() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from tokenbus.events.waits import WaitKind
 from tokenbus_services.gateway.problem import Problem
 from tokenbus_services.gateway.surfaces.ag_ui.encoder import AgUiStream
 from tokenbus_services.gateway.surfaces.ag_ui.history import Json
@@ -23,10 +24,18 @@ class AgUiSurface(Surface):
 
     def encoder(self, request: GatewayRequest | None, note: GatewayNote, run: str) -> Encoder:
         """See `Surface.encoder`. ``request`` has the conversation that a snapshot repeats."""
-        return self.joining(request, note, run, join_at=-1)
+        return self.joining(request, note, run)
 
-    def joining(self, request: GatewayRequest | None, note: GatewayNote, run: str, *, join_at: int) -> AgUiStream:
-        """An encoder for a client that joins when the log ends with the seq ``join_at``."""
+    def waits_for(self, note: GatewayNote) -> frozenset[WaitKind]:
+        """See `Surface.waits_for`."""
+        return frozenset({"approval", "answer", "tool_result"})
+
+    def joining(
+        self, request: GatewayRequest | None, note: GatewayNote, run: str, *, join_at: int = -1, after: int = -1
+    ) -> AgUiStream:
+        """An encoder for a client that joins when the log ends with the seq ``join_at``, or that has the run up to the
+        seq ``after``.
+        """
         echo = msgspec.convert(note.echo, AgUiEcho)
         return AgUiStream(
             run,
@@ -35,6 +44,7 @@ class AgUiSurface(Surface):
             given=_conversation(request),
             model=note.model,
             join_at=join_at,
+            after=after,
         )
 
     @staticmethod

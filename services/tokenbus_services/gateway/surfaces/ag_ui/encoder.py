@@ -19,15 +19,17 @@ from tokenbus.events.public import (
     Incomplete,
     PublicEvent,
     Restarted,
+    Resumed,
     Retrying,
     RunFailedEvent,
     TerminalEvent,
     ToolProgress,
     UsageReported,
+    Waiting,
 )
 from tokenbus.events.usage import Usage
 from tokenbus_services.gateway.problem import Problem, of_run
-from tokenbus_services.gateway.surfaces.ag_ui.events import EventWriter
+from tokenbus_services.gateway.surfaces.ag_ui.events import EventWriter, interrupt
 from tokenbus_services.gateway.surfaces.ag_ui.history import Json, SentBlock, encrypted, messages_of
 from tokenbus_services.gateway.surfaces.contract import Encoder
 from tokenbus_services.gateway.surfaces.hosted import (
@@ -40,19 +42,34 @@ from tokenbus_services.gateway.surfaces.hosted import (
     output_value,
 )
 
+RESULT = "tool_result"
+"""What a run waits for that a message with the result decides; all else is an interrupt."""
+
 
 class AgUiStream(Encoder):
     """The encoder. ``thread`` and ``client_run``: the client's ids. ``given``: the conversation of the request.
 
-    ``join_at``: the last seq on the log when the client joined; -1 if it reads from the beginning.
+    ``join_at``: the last seq on the log when the client joined; -1 if it reads from the beginning. ``after``: the
+    client has the run up to this seq.
     """
 
     def __init__(
-        self, run: str, *, thread: str, client_run: str, given: Sequence[Json], model: str, join_at: int = -1
+        self,
+        run: str,
+        *,
+        thread: str,
+        client_run: str,
+        given: Sequence[Json],
+        model: str,
+        join_at: int = -1,
+        after: int = -1,
     ) -> None:
         self._run = run
         self._given = given
         self._join_at = join_at
+        self._after = after
+        self._waits: dict[str, Waiting] = {}
+        """What the run waits for."""
         self._events = EventWriter(run, thread=thread, client_run=client_run, model=model)
         self._blocks: dict[int, SentBlock] = {}
         self._void_thinking: list[SentBlock] = []
@@ -70,6 +87,12 @@ class AgUiStream(Encoder):
         if self._ended:
             return []
         self._events.seq = event.seq
+        if event.seq <= self._after:
+            self._emit_event(event)
+            if event.seq == self._after:
+                self._close_all()
+            self._events.discard()
+            return []
         if event.seq > self._join_at:
             self._begin()
             self._emit_event(event)
@@ -117,7 +140,8 @@ class AgUiStream(Encoder):
 
     def _snapshot(self, void: list[SentBlock]) -> None:
         own = messages_of(self._run, list(self._blocks.values()), void)
-        self._events.snapshot([*self._given, *own])
+        names = {message["id"] for message in own}  # of a run that goes on, the request has messages too
+        self._events.snapshot([*(each for each in self._given if each.get("id") not in names), *own])
 
     # --- events -------------------------------------------------------------------------------------------------
 
@@ -141,6 +165,10 @@ class AgUiStream(Encoder):
                 self._events.custom("tool_progress", {**call, **known})
             case ImagePreview():
                 self._events.media("image_preview", event.block, event.image, index=event.index)
+            case Waiting():
+                self._waits[event.wait] = event
+            case Resumed():
+                self._waits.pop(event.wait, None)
             case Retrying() | Restarted():
                 self._void(event)
             case UsageReported():
@@ -283,7 +311,11 @@ class AgUiStream(Encoder):
                 self._cite(event)
                 self._close_all()
                 outcome: Json = {"type": "success"}
-                if event.finish == "tool_use" and (pending := self._pending()):
+                if interrupts := [interrupt(self._run, each) for each in self._waits.values() if each.what != RESULT]:
+                    outcome = {"type": "interrupt", "interrupts": interrupts}
+                elif self._waits:
+                    outcome["pendingToolCallIds"] = [each.tool_id for each in self._waits.values()]
+                elif event.finish == "tool_use" and (pending := self._pending()):
                     outcome["pendingToolCallIds"] = pending
                 self._finish(event, outcome)
             case Cancelled():

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import UTC, datetime
 
-from tokenbus.events.public import AudioRef, ImageRef
+from tokenbus.events.public import AudioRef, ImageRef, Waiting
 from tokenbus.events.usage import Usage
 from tokenbus_services.gateway.surfaces.ag_ui.history import METADATA, Json, SentBlock, parent_of
-from tokenbus_services.gateway.surfaces.contract import encode_line
+from tokenbus_services.gateway.surfaces.contract import encode_line, wait_name
 
 
 class EventWriter:
@@ -153,6 +154,26 @@ class EventWriter:
         event = {"type": event_type, **fields}
         event.setdefault("metadata", self._metadata())
         self._out.append(b"data: " + encode_line(event) + b"\n\n")
+
+
+def interrupt(run: str, wait: Waiting) -> Json:
+    """What a run waits for, as the client reads it."""
+    until = datetime.fromtimestamp(wait.deadline_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    asked: Json = {
+        "id": wait_name(run, wait.wait),
+        "toolCallId": wait.tool_id,
+        "expiresAt": until.replace("+00:00", "Z"),
+    }
+    if wait.what == "answer":
+        about: Json = {"reason": "input_required", "message": wait.text or wait.tool_name}
+        if wait.url is not None:
+            about["metadata"] = {METADATA: {"url": wait.url}}
+        return {**asked, **about, "responseSchema": wait.schema or {"type": "object"}}
+    answers: Json = {"approved": {"type": "boolean"}, "reason": {"type": "string"}}
+    if wait.schema is not None:
+        answers["editedArgs"] = wait.schema
+    schema: Json = {"type": "object", "properties": answers, "required": ["approved"]}
+    return {**asked, "reason": "tool_call", "message": f"May {wait.tool_name} run?", "responseSchema": schema}
 
 
 def _step(turn: int) -> str:

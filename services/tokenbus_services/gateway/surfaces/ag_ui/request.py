@@ -6,7 +6,7 @@ Model and options of the bus are in `forwardedProps`. `state` belongs to the cli
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import msgspec
 
@@ -28,7 +28,7 @@ from tokenbus.events.requests import (
     WhenBusy,
 )
 from tokenbus_services.gateway.problem import invalid, unsupported
-from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Translated, TranslationRules
+from tokenbus_services.gateway.surfaces.contract import GatewayRequest, GivenAnswer, Translated, TranslationRules
 from tokenbus_services.gateway.surfaces.fields import Fields, Json
 from tokenbus_services.gateway.surfaces.hosted import originals
 from tokenbus_services.gateway.surfaces.surface import DEFAULT_MODEL, Echo, SurfaceRequest
@@ -43,6 +43,7 @@ class AgUiEcho(Echo, frozen=True, kw_only=True, omit_defaults=True):
     run: str = ""
     """The client's own id of its run."""
     when_busy: WhenBusy = "enqueue"
+    when_busy_given: bool = False
     answered: str = ""
     """The id of the model's last message that the client has."""
 
@@ -54,8 +55,7 @@ def read(asked: GatewayRequest, rules: TranslationRules, body: Fields) -> Transl
     for name in ("protocolVersion", "parentRunId"):
         body.text(name)
     body.take("state")
-    # The answers to the interrupts of a run that waits (issue 33) come here.
-    body.only("resume", [], why="has no effect: no run of the bus waits for an answer")
+    given = [_resumed(entry) for entry in body.each("resume")]
     context = list(_context(body))
     props = body.fields("forwardedProps") or Fields({}, "forwardedProps", body.reading)
     model = props.text("model") or asked.query.get("model") or DEFAULT_MODEL
@@ -64,10 +64,13 @@ def read(asked: GatewayRequest, rules: TranslationRules, body: Fields) -> Transl
     if ask.run is not None:
         raise unsupported(ask.bus.path("run"), "`runId` names the run of this protocol")
     tools = list(_tools(body))
-    if tools and ask.bus_tools:
-        raise unsupported("tools", "tools of the deployment and of the client in one request are not supported")
+    if ask.bus_tools:  # the run goes on with the results of both
+        ask.bus_tools += [msgspec.structs.replace(tool, kind="client") for tool in tools]
+        tools = []
+    is_clients = any(tool.kind == "client" or tool.name in rules.client_tools for tool in ask.bus_tools)
+    values: list[Json] = body.value.get("messages") or []
     messages = _messages(body)
-    if not messages:
+    if not messages and not given:
         raise invalid("messages", "they have no content")
     fields: Json = {
         "messages": messages,
@@ -76,10 +79,14 @@ def read(asked: GatewayRequest, rules: TranslationRules, body: Fields) -> Transl
         "top_p": props.share("topP"),
         "max_tokens": props.whole("maxTokens", 1),
     }
-    echoed: Json = {"thread": thread, "run": run, "answered": _answered(body.value["messages"])}
+    echoed: Json = {"thread": thread, "run": run, "answered": _answered(values)}
+    if is_clients:
+        given += _results(values)
     if when_busy := props.one_of("whenBusy", get_args(WhenBusy)):
-        echoed["when_busy"] = when_busy
-    return ask.translated(fields, tools=tools, echo=AgUiEcho, echoed=echoed, on_disconnect="continue")
+        echoed |= {"when_busy": when_busy, "when_busy_given": True}
+    found = ask.translated(fields, tools=tools, echo=AgUiEcho, echoed=echoed, on_disconnect="continue")
+    says = bool(messages) and messages[-1].role not in ("assistant", "tool")
+    return msgspec.structs.replace(found, given=given, only_answers=not says)
 
 
 def run_id(body: Fields) -> str:
@@ -88,6 +95,48 @@ def run_id(body: Fields) -> str:
     if not 0 < len(run) <= 256:
         raise invalid("runId", "must have 1 to 256 characters")
     return run
+
+
+def _resumed(entry: Fields) -> GivenAnswer:
+    """The answer to an interrupt."""
+    interrupt = entry.needed("interruptId", entry.text("interruptId"))
+    status = entry.needed("status", entry.one_of("status", ("resolved", "cancelled")))
+    entry.take("metadata")
+    payload = entry.json("payload") or {}
+    approved, reason, edited = (payload.get(name) for name in ("approved", "reason", "editedArgs"))
+    at = entry.path("payload")
+    if not isinstance(approved, bool | None):
+        raise invalid(f"{at}.approved", "must be true or false")
+    if not isinstance(reason, str | None):
+        raise invalid(f"{at}.reason", "must be a string")
+    if not isinstance(edited, dict | None):
+        raise invalid(f"{at}.editedArgs", "must be an object")
+    return GivenAnswer(
+        at=entry.path("interruptId"),
+        name=interrupt or "-",
+        approved=approved,
+        left=status == "cancelled",
+        reason=reason,
+        arguments=cast("dict[str, object] | None", edited),
+        content=payload,
+    )
+
+
+def _results(messages: list[Json]) -> list[GivenAnswer]:
+    """What tools of the client have returned since the model's last message."""
+    last = max((n for n, message in enumerate(messages) if message.get("role") == "assistant"), default=len(messages))
+    run = str(messages[last].get("id") or "").partition(":")[0] if last < len(messages) else ""
+    return [
+        GivenAnswer(
+            at=f"messages[{n}]",
+            run=run,
+            tool_id=str(message.get("toolCallId")),
+            content=message.get("content") or message.get("error") or "",
+            is_error=message.get("error") is not None,
+        )
+        for n, message in enumerate(messages[last + 1 :], last + 1)
+        if message.get("role") == "tool"
+    ]
 
 
 def _answered(messages: list[Json]) -> str:

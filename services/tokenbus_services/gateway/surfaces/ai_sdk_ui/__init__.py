@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import msgspec
 
+from tokenbus.events.waits import WaitKind
 from tokenbus_services.gateway.problem import Problem
 from tokenbus_services.gateway.surfaces.ai_sdk_ui.encoder import UiStream
 from tokenbus_services.gateway.surfaces.ai_sdk_ui.request import UiEcho, read, version
@@ -31,8 +32,16 @@ class AiSdkUiSurface(Surface):
     }
     read = staticmethod(read)
 
+    def waits_for(self, note: GatewayNote) -> frozenset[WaitKind]:
+        """See `Surface.waits_for`. Version 5 fails on a part that asks for an approval."""
+        return frozenset({"tool_result"} if msgspec.convert(note.echo, UiEcho).ui < 6 else {"tool_result", "approval"})
+
     def encoder(self, request: GatewayRequest | None, note: GatewayNote, run: str) -> Encoder:
         """See `Surface.encoder`. A client that joins may ask for another version than the one that began."""
+        return self.joining(request, note, run, after=-1)
+
+    def joining(self, request: GatewayRequest | None, note: GatewayNote, run: str, *, after: int) -> Encoder:
+        """An encoder for a client that has the run up to the seq ``after``."""
         echo = msgspec.convert(note.echo, UiEcho)
         return UiStream(
             run,
@@ -40,6 +49,8 @@ class AiSdkUiSurface(Surface):
             message_id=echo.message_id or run,
             ui=version(request) if request is not None and "ui" in request.query else echo.ui,
             bus_tools=frozenset(echo.named),
+            client_tools=frozenset(echo.client),
+            after=after,
         )
 
     @staticmethod

@@ -24,17 +24,19 @@ from tokenbus.events.public import (
     Incomplete,
     PublicEvent,
     Restarted,
+    Resumed,
     Retrying,
     RunFailedEvent,
     TerminalEvent,
     ToolProgress,
     UsageReported,
+    Waiting,
 )
 from tokenbus_services.gateway.problem import Problem
 from tokenbus_services.gateway.surfaces.ai_sdk_ui import parts
 from tokenbus_services.gateway.surfaces.ai_sdk_ui.parts import DONE, ITEM, METADATA, VOID, Part, written
 from tokenbus_services.gateway.surfaces.ai_sdk_ui.tool_parts import ToolParts
-from tokenbus_services.gateway.surfaces.contract import Encoder
+from tokenbus_services.gateway.surfaces.contract import Encoder, wait_name
 from tokenbus_services.gateway.surfaces.errors import SENTENCES, sentence_of
 from tokenbus_services.gateway.surfaces.hosted import Steps, citations_of, original
 
@@ -42,18 +44,33 @@ _CONTENT_EVENTS = (Chunk, BlockStarted, BlockComplete, ImagePreview, ToolProgres
 
 
 class UiStream(Encoder):
-    """The encoder. ``ui``: major version of the client's `ai` package. ``bus_tools``: tools that the bus runs."""
+    """The encoder. ``ui``: major version of the client's `ai` package. ``bus_tools``: tools that the bus runs.
+    ``client_tools``: those whose calls wait for the page. ``after``: the client has the run up to this seq.
+    """
 
-    def __init__(self, run: str, *, model: str, message_id: str, ui: int, bus_tools: frozenset[str]) -> None:
+    def __init__(
+        self,
+        run: str,
+        *,
+        model: str,
+        message_id: str,
+        ui: int,
+        bus_tools: frozenset[str],
+        client_tools: frozenset[str] = frozenset(),
+        after: int = -1,
+    ) -> None:
         self._run = run
         self._model = model
         self._message_id = message_id
         self._v7 = ui >= 7
-        self._tools = ToolParts(self._emit, bus_tools)
+        self._after = after
+        self._asks = ui >= 6
+        self._tools = ToolParts(self._emit, bus_tools, client_tools)
         self._out: list[bytes] = []
         self._began = False
         self._ended = False
         self._turn: int | None = None
+        self._in_step = False
         self._first_block: int | None = None
         """First block that the client got since the turn began, or was reset."""
         self._open: dict[int, str] = {}
@@ -65,7 +82,18 @@ class UiStream(Encoder):
     def feed(self, event: PublicEvent) -> list[bytes]:
         if self._ended:
             return []
+        if event.seq <= self._after:
+            self._encode(event)
+            if event.seq == self._after:
+                self._tools.hand_over()
+            self._out.clear()
+            self._in_step = False
+            return []
         self._begin()
+        self._encode(event)
+        return self._taken()
+
+    def _encode(self, event: PublicEvent) -> None:
         if isinstance(event, _CONTENT_EVENTS):
             if event.turn != self._turn:
                 self._next_turn(event.turn)
@@ -85,6 +113,14 @@ class UiStream(Encoder):
             case ToolProgress():
                 self._settle_turn()
                 self._tools.progress(event)
+            case Waiting():
+                self._settle_turn()
+                if event.what == "tool_result":
+                    self._tools.ask_result(event.tool_id)
+                elif event.what == "approval" and self._asks:
+                    self._tools.ask_approval(event.tool_id, wait_name(self._run, event.wait))
+            case Resumed(what="approval"):
+                self._tools.decided(event, tells=self._asks)
             case Retrying() | Restarted():
                 self._void(event)
             case UsageReported():
@@ -94,7 +130,6 @@ class UiStream(Encoder):
                 self._end(event)
             case _:  # Started is sent already; an event of a newer version
                 pass
-        return self._taken()
 
     def broken(self, problem: Problem) -> list[bytes]:
         if not self._ended:
@@ -113,14 +148,19 @@ class UiStream(Encoder):
     def _next_turn(self, turn: int) -> None:
         self._settle_turn()
         self._finish_step()
-        self._emit({"type": "start-step"})
+        self._start_step()
         self._turn = turn
         self._first_block = None
 
     def _finish_step(self) -> None:
         # Not with the end of the turn: version 5 wants a tool's output inside the step of its call.
-        if self._turn is not None:
+        if self._in_step:
+            self._in_step = False
             self._emit({"type": "finish-step"})
+
+    def _start_step(self) -> None:
+        self._in_step = True
+        self._emit({"type": "start-step"})
 
     def _block_started(self, event: BlockStarted) -> None:
         match event.kind:
@@ -219,7 +259,7 @@ class UiStream(Encoder):
             self._tools.forget_begun()
         elif self._stop_from(event.drop_from) and not self._open:
             self._finish_step()
-            self._emit({"type": "start-step"})
+            self._start_step()
 
     def _stop_from(self, first: int) -> bool:
         """End the open parts from a block on, as void; whether a call is among them."""
@@ -246,6 +286,7 @@ class UiStream(Encoder):
         match event:
             case Completed():
                 self._cite(event)
+                self._tools.hand_over()
                 self._finish_step()
                 self._finish(parts.FINISH[event.finish], {"timing": event.timing})
             case Incomplete():

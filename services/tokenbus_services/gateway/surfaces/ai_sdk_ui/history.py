@@ -30,6 +30,7 @@ from tokenbus.events.requests import (
 )
 from tokenbus_services.gateway.problem import invalid, unsupported
 from tokenbus_services.gateway.surfaces.ai_sdk_ui.parts import ITEM, METADATA
+from tokenbus_services.gateway.surfaces.contract import GivenAnswer
 from tokenbus_services.gateway.surfaces.hosted import originals
 
 Json = dict[str, Any]
@@ -57,6 +58,52 @@ def messages_of(values: list[object]) -> list[Message]:
             case other:
                 raise invalid(f"{at}.role", f"must be system, user or assistant, not {other!r:.100}")
     return messages
+
+
+def given_in(values: list[Json], *, results: bool) -> tuple[list[GivenAnswer], bool]:
+    """What the last step of the model's last message answers to its run, and whether nothing was said after it.
+
+    ``results``: the results of the page's tools too.
+    """
+    at = next((n for n in range(len(values) - 1, -1, -1) if values[n].get("role") == "assistant"), None)
+    if at is None:
+        return [], False
+    metadata, parts = values[at].get("metadata"), cast("list[Json]", values[at]["parts"])
+    run = cast("Json", metadata).get("run") if isinstance(metadata, dict) else None
+    begins = max((n for n, part in enumerate(parts) if part.get("type") == "step-start"), default=0)
+    given: list[GivenAnswer] = []
+    for n, part in enumerate(parts[begins:], begins):
+        kind, where = str(part.get("type")), f"messages[{at}].parts[{n}]"
+        if not (kind == "dynamic-tool" or kind.startswith("tool-")):
+            continue
+        match part.get("state"):
+            case "approval-responded":
+                given.append(_approval(part, where))
+            case "output-available" | "output-error" as state if results and not part.get("providerExecuted"):
+                failed = state == "output-error"
+                given.append(
+                    GivenAnswer(
+                        at=where,
+                        run=run if isinstance(run, str) else "",
+                        tool_id=_required(part, "toolCallId", where),
+                        content=part.get("errorText") if failed else part.get("output"),
+                        is_error=failed,
+                    )
+                )
+            case _:
+                pass
+    return given, at == len(values) - 1
+
+
+def _approval(part: Json, where: str) -> GivenAnswer:
+    at = f"{where}.approval"
+    approval = _object(part.get("approval"), at)
+    approved, reason = approval.get("approved"), approval.get("reason")
+    if not isinstance(approved, bool):
+        raise invalid(f"{at}.approved", "must be true or false")
+    if not isinstance(reason, str | None):
+        raise invalid(f"{at}.reason", "must be a string")
+    return GivenAnswer(at=f"{at}.id", name=_required(approval, "id", at), approved=approved, reason=reason)
 
 
 def _user_parts(parts: list[Json], at: str) -> Iterator[ContentPart]:

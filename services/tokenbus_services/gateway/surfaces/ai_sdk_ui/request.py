@@ -7,8 +7,8 @@ from typing import Any, cast, get_args
 import msgspec
 
 from tokenbus.events.requests import Effort, Tool, ToolChoice, WhenBusy
-from tokenbus_services.gateway.problem import invalid, unsupported
-from tokenbus_services.gateway.surfaces.ai_sdk_ui.history import messages_of
+from tokenbus_services.gateway.problem import invalid
+from tokenbus_services.gateway.surfaces.ai_sdk_ui.history import given_in, messages_of
 from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Translated, TranslationRules
 from tokenbus_services.gateway.surfaces.fields import Fields, Json
 from tokenbus_services.gateway.surfaces.surface import (
@@ -30,9 +30,12 @@ class UiEcho(Echo, frozen=True, kw_only=True, omit_defaults=True):
     """The `ai` version of the client that began."""
     named: list[str] = msgspec.field(default_factory=list[str])
     """Tools that the bus runs."""
+    client: list[str] = msgspec.field(default_factory=list[str])
+    """Tools whose calls wait for the page's result."""
     message_id: str | None = None
     """Of the assistant's message that the answer continues."""
     when_busy: WhenBusy = "interrupt"
+    when_busy_given: bool = False
     rewrites: bool = False
     """The client wants another answer, or has changed what it said: its messages are the history."""
 
@@ -72,15 +75,22 @@ def read(asked: GatewayRequest, rules: TranslationRules, body: Fields) -> Transl
     last = cast("Json", values[-1])
     # Of a message that is edited the client names the id, and has cut what followed it.
     edits = message is not None and last.get("role") == "user" and last.get("id") == message
+    client = [tool.name for tool in ask.bus_tools if tool.kind == "client" or tool.name in rules.client_tools]
     echoed: Json = {
         "chat": chat,
         "when_busy": when_busy or "interrupt",
+        "when_busy_given": when_busy is not None,
         "rewrites": trigger == "regenerate-message" or edits,
         "ui": ui,
-        "named": [tool.name for tool in ask.bus_tools],
+        "named": [tool.name for tool in ask.bus_tools if tool.name not in client],
+        "client": client,
         "message_id": _continued(cast("list[Any]", values)),
     }
-    return ask.translated(fields, tools=tools, echo=UiEcho, echoed=echoed, on_disconnect="continue")
+    found = ask.translated(fields, tools=tools, echo=UiEcho, echoed=echoed, on_disconnect="continue")
+    if trigger == "regenerate-message":
+        return found
+    given, alone = given_in(cast("list[Json]", values), results=bool(client))
+    return msgspec.structs.replace(found, given=given, only_answers=alone)
 
 
 def version(request: GatewayRequest) -> int:
@@ -92,7 +102,9 @@ def version(request: GatewayRequest) -> int:
 
 
 def _tools(ask: SurfaceRequest, rules: TranslationRules) -> list[Tool]:
-    """The client's tools; a name in the list is a tool of the deployment, which the bus runs."""
+    """The client's tools, if the run ends with their calls. A name in the list is a tool of the deployment; beside one,
+    the run waits for the results of the client's.
+    """
     defined: list[Tool] = []
     named: list[str] = []
     values = ask.body.take("tools")
@@ -115,9 +127,11 @@ def _tools(ask: SurfaceRequest, rules: TranslationRules) -> list[Tool]:
         else:
             raise invalid(at, "must be the name of a tool of the deployment, or an object for a tool of the client")
     ask.bus_tools += [Tool(name=name) for name in named]
-    if ask.bus_tools and defined:
-        raise unsupported("tools", "tools of the deployment and of the client in one request are not supported")
-    return defined
+    if not ask.bus_tools:
+        return defined
+    # The run goes on with the results of both.
+    ask.bus_tools += [msgspec.structs.replace(tool, kind="client") for tool in defined]
+    return []
 
 
 def _tool_choice(body: Fields) -> Any:
