@@ -9,7 +9,7 @@ export interface Answer {
   wait: string;
   decision_id: string;
   by?: string;
-  door?: "ag_ui" | "ai_sdk" | "bus" | "chat" | "cli" | "console" | "deadline" | "http" | "openai";
+  door?: "ag_ui" | "ai_sdk" | "anthropic" | "bus" | "chat" | "cli" | "console" | "deadline" | "http" | "openai";
   metadata?: Record<string, unknown>;
   decision?: "accept" | "cancel" | "decline";
   content?: Record<string, unknown>;
@@ -62,7 +62,7 @@ export interface Approval {
   wait: string;
   decision_id: string;
   by?: string;
-  door?: "ag_ui" | "ai_sdk" | "bus" | "chat" | "cli" | "console" | "deadline" | "http" | "openai";
+  door?: "ag_ui" | "ai_sdk" | "anthropic" | "bus" | "chat" | "cli" | "console" | "deadline" | "http" | "openai";
   metadata?: Record<string, unknown>;
   decision: "allow" | "deny";
   reason?: string;
@@ -665,7 +665,7 @@ export interface Resumed {
   decision: "accept" | "allow" | "cancel" | "decline" | "deny" | "result";
   decision_id: string;
   by?: string;
-  door: "ag_ui" | "ai_sdk" | "bus" | "chat" | "cli" | "console" | "deadline" | "http" | "openai";
+  door: "ag_ui" | "ai_sdk" | "anthropic" | "bus" | "chat" | "cli" | "console" | "deadline" | "http" | "openai";
   at_ms: number;
   reason?: string;
   arguments?: string;
@@ -907,7 +907,7 @@ export interface ToolResult {
   wait: string;
   decision_id: string;
   by?: string;
-  door?: "ag_ui" | "ai_sdk" | "bus" | "chat" | "cli" | "console" | "deadline" | "http" | "openai";
+  door?: "ag_ui" | "ai_sdk" | "anthropic" | "bus" | "chat" | "cli" | "console" | "deadline" | "http" | "openai";
   metadata?: Record<string, unknown>;
   content?: unknown;
   is_error?: boolean;

@@ -7,97 +7,25 @@ still waits for, so any gateway finds it again, days later.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any, cast
 
 import msgspec
 
 from tokenbus.errors import SessionNotFound, TokenbusError
-from tokenbus.events.public import BlockComplete, PublicEvent, Restarted, Resumed, Retrying, Waiting
+from tokenbus.events.public import Waiting
 from tokenbus.events.requests import Answer, Approval, ToolResult, WaitDecision
 from tokenbus.events.sessions import session_ref, session_run
-from tokenbus.events.waits import Door, WaitInfo, WaitKind
+from tokenbus.events.waits import Door
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid, of_exception
 from tokenbus_services.gateway.runs import GatewayRuns
 from tokenbus_services.gateway.surfaces.contract import GivenAnswer
+from tokenbus_services.gateway.surfaces.parking import seq_of
 
 MAX_REASON = 4000
 """Characters of a reason; the rest is left out."""
-
-
-class Parking:
-    """What a run waits for, by its log so far. Pure.
-
-    Results are published in the order of their calls: while the first call without one waits, nothing more comes.
-    """
-
-    def __init__(self) -> None:
-        self._calls: dict[int, str] = {}
-        """Calls of the turn without a result, by block: their ids."""
-        self._open: dict[int, Waiting] = {}
-        """By the block of the call."""
-        self.seen: set[str] = set()
-        """Each wait that there was."""
-        self.decided: set[str] = set()
-        self._turn = 0
-
-    @property
-    def first(self) -> Waiting | None:
-        """What the first call without a result waits for; None: for nobody."""
-        return self._open.get(min(self._calls, default=-1))
-
-    def feed(self, event: PublicEvent) -> None:
-        if event.turn > self._turn:
-            self._turn = event.turn
-            self._calls.clear()
-        match event:
-            case BlockComplete(kind="tool_call") if not event.cut:
-                self._calls[event.block] = event.tool_id or ""
-            case BlockComplete(kind="tool_result"):
-                done = next((block for block, name in self._calls.items() if name == event.tool_id), None)
-                if done is not None:
-                    del self._calls[done]
-            case Retrying() | Restarted():
-                self._calls = {block: name for block, name in self._calls.items() if block < event.drop_from}
-            case Waiting():
-                self._calls.setdefault(event.block, event.tool_id)
-                self._open[event.block] = event
-                self.seen.add(event.wait)
-            case Resumed():
-                self._open.pop(event.block, None)
-                self.decided.add(event.wait)
-            case _:
-                pass
-
-    def is_parked(self, open_now: Sequence[WaitInfo], kinds: Collection[WaitKind]) -> bool:
-        """Whether nothing more comes until a client decides. ``open_now``: what the run waits for at present;
-        ``kinds``: what the client can decide.
-        """
-        first = self.first
-        names = {info.wait for info in open_now}
-        return (
-            first is not None
-            and first.wait in names
-            and names <= self.seen
-            and all(info.what in kinds for info in open_now)
-        )
-
-
-def seq_of(events: Iterable[PublicEvent], waits: Collection[str]) -> int:
-    """Where the answer ended whose client decides these waits: the seq of its last event."""
-    parking, last = Parking(), -1
-    asked = False
-    for event in events:
-        if asked and not isinstance(event, Waiting) and parking.first is not None:
-            break  # all that the run asked for at this place was sent
-        if asked and isinstance(event, Resumed):
-            break
-        parking.feed(event)
-        last = event.seq
-        asked = parking.seen >= set(waits)
-    return last
 
 
 class Decisions(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,11 +20,11 @@ from tokenbus_services.gateway.audit import AuditedRun
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.known_answers import KnownAnswer
-from tokenbus_services.gateway.parked import Parking
 from tokenbus_services.gateway.problem import Problem, Refusal
 from tokenbus_services.gateway.runs import GONE
 from tokenbus_services.gateway.session_door import Said
 from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayNote
+from tokenbus_services.gateway.surfaces.parking import Parking
 from tokenbus_services.gateway.surfaces.surface import Surface
 
 _RETURNED = {

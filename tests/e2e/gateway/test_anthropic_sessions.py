@@ -19,12 +19,18 @@ ADA, EVE = new_key(), new_key()
 KEYS = {"ada": ADA, "eve": EVE}
 SETTINGS = (
     "[gateway]\n"
-    'tools = ["weather"]\n'
+    'tools = ["weather", "pay", "show"]\n'
     + "".join(f'[gateway.keys.{name}]\nsha256 = "{key.sha256}"\ntenant = "{name}"\n' for name, key in KEYS.items())
     + """
 [tools.weather]
 kind = "python"
 call = "tokenbus_services.mock_provider.demo:weather"
+[tools.pay]
+kind = "python"
+call = "tests.services.tools.sample_tools:echo"
+approval = "always"
+[tools.show]
+kind = "client"
 """
 )
 SAID: Any = {"type": "user.message", "content": [{"type": "text", "text": "hello"}]}
@@ -171,6 +177,106 @@ def test_a_clients_own_tools_are_answered_together_and_the_run_goes_on(
     told = [event.custom_tool_use_id for event in events.list(session.id) if event.type == "user.custom_tool_result"]
     assert set(told) == {use.id for use in uses}
     assert "Rome" in str(bus.requests[-1]["messages"][-1])
+
+
+def asked(client: anthropic.Anthropic, bus: LocalBus, *calls: ToolCall) -> tuple[Any, list[Any]]:
+    """A session that waits for somebody, and its events."""
+    bus.model_says("asks", Reply(text="I pay.", tool_calls=calls), "Done.")
+    session = session_of(client, "anthropic/asks", extra_body={"tokenbus": {"tools": ["pay", "show"]}})
+    with client.beta.sessions.events.stream(session.id) as stream:
+        client.beta.sessions.events.send(session.id, events=[SAID])
+        return session, until_idle(stream)
+
+
+def confirmed(use: str, result: str, **more: Any) -> Any:
+    return {"type": "user.tool_confirmation", "tool_use_id": use, "result": result, **more}
+
+
+PAYS = tuple(ToolCall(name="pay", arguments={"amount": amount}) for amount in (500, 900))
+
+
+def test_calls_that_wait_are_confirmed_and_denied(client: anthropic.Anthropic, bus: LocalBus) -> None:
+    session, seen = asked(client, bus, *PAYS)
+    uses = [event for event in seen if event.type == "agent.tool_use"]
+    assert [use.evaluated_permission for use in uses] == ["ask", "ask"]
+    assert (seen[-1].stop_reason.type, seen[-1].stop_reason.event_ids) == ("requires_action", [use.id for use in uses])
+    assert client.beta.sessions.retrieve(session.id).status == "idle"
+    events = client.beta.sessions.events
+    assert [event.id for event in events.list(session.id)][-1] == seen[-1].id, "the list tells it too"
+    with events.stream(session.id) as stream:
+        first = events.send(session.id, events=[confirmed(uses[1].id, "deny", deny_message="too dear")])
+        told: Any = (first.data or [None])[0]
+        assert (told.type, told.processed_at) == ("user.tool_confirmation", None)
+        events.send(session.id, events=[confirmed(uses[0].id, "allow")])
+        after = until_idle(stream)
+        while after[-1].stop_reason.type == "requires_action":  # the denied one was told before
+            after += until_idle(stream)
+    assert said(after) == ["Done."]
+    decided = [event for event in events.list(session.id) if event.type == "user.tool_confirmation"]
+    assert [(event.tool_use_id, event.result, event.deny_message) for event in decided] == [
+        (uses[1].id, "deny", "too dear"),
+        (uses[0].id, "allow", None),
+    ]
+    assert told.id == decided[0].id
+    assert decided[0].processed_at
+    results = [event for event in after if event.type == "agent.tool_result"]
+    assert [(result.tool_use_id, result.is_error) for result in results] == [(uses[0].id, False), (uses[1].id, True)]
+    listed = [event.id for event in events.list(session.id) if event.type != "user.message"]  # which is told twice
+    assert len(listed) == len(set(listed))
+    assert {event.id for event in (*seen, *after) if event.type != "user.message"} <= {*listed}
+
+
+def test_a_confirmation_that_came_too_late_and_one_of_nothing_are_errors(
+    client: anthropic.Anthropic, bus: LocalBus
+) -> None:
+    session, seen = asked(client, bus, PAYS[0])
+    other, _ = asked(client, bus, PAYS[0])
+    (use,) = (event for event in seen if event.type == "agent.tool_use")
+    events = client.beta.sessions.events
+    run = use.id.removeprefix("sevt_").rpartition(".")[0]
+    at = f"{bus.gateway}/runs/{run}/waiting"
+    (wait,) = httpx.get(at, headers=auth(ADA)).json()["waiting"]
+    decision = {"type": "approval", "decision": "deny", "by": "bob"}
+    for name in ("sevt_1", use.id + "9", "sevt_🌤️", use.id.rpartition(".")[0], seen[-1].id):
+        with pytest.raises(anthropic.BadRequestError, match="nothing in this session waits"):
+            events.send(session.id, events=[confirmed(name, "allow")])
+    with pytest.raises(anthropic.BadRequestError, match="nothing in this session waits"):
+        events.send(other.id, events=[confirmed(use.id, "allow")])
+    with pytest.raises(anthropic.BadRequestError, match="deny_message"):
+        events.send(session.id, events=[confirmed(use.id, "allow", deny_message="x")])
+    result: Any = {"type": "user.custom_tool_result", "custom_tool_use_id": use.id}
+    with pytest.raises(anthropic.BadRequestError, match="another kind of event"):
+        events.send(session.id, events=[result])
+    assert httpx.post(f"{at}/{wait['wait']}", json=decision, headers=auth(ADA)).status_code == 200
+    with pytest.raises(anthropic.ConflictError, match="was decided before: deny by bob"):
+        events.send(session.id, events=[confirmed(use.id, "allow")])
+
+
+def test_the_same_confirmation_twice_is_one(client: anthropic.Anthropic, bus: LocalBus) -> None:
+    session, seen = asked(client, bus, PAYS[0])
+    (use,) = (event for event in seen if event.type == "agent.tool_use")
+    events = client.beta.sessions.events
+    with events.stream(session.id) as stream:
+        for _ in range(2):
+            events.send(session.id, events=[confirmed(use.id, "allow")])
+        assert said(until_idle(stream)) == ["Done."]
+    assert [event.type for event in events.list(session.id)].count("user.tool_confirmation") == 1
+
+
+def test_a_tool_of_kind_client_is_a_custom_tool_of_the_open_run(client: anthropic.Anthropic, bus: LocalBus) -> None:
+    session, seen = asked(client, bus, ToolCall(name="show"))
+    (use,) = (event for event in seen if event.type == "agent.custom_tool_use")
+    assert seen[-1].stop_reason.event_ids == [use.id]
+    events = client.beta.sessions.events
+    result: Any = {"type": "user.custom_tool_result", "custom_tool_use_id": use.id}
+    with events.stream(session.id) as stream:
+        result["content"] = [{"type": "text", "text": "seen"}]
+        events.send(session.id, events=[result])
+        after = until_idle(stream)
+    assert said(after) == ["Done."]
+    (told,) = (event for event in after if event.type == "user.custom_tool_result")
+    assert (told.custom_tool_use_id, told.content[0].text) == (use.id, "seen")
+    assert "seen" in str(bus.requests[-1]["messages"][-1])
 
 
 def test_an_interrupt_ends_the_run_and_what_was_said_meanwhile_is_answered(client: anthropic.Anthropic) -> None:

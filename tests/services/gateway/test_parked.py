@@ -9,7 +9,7 @@ from tokenbus.events import normalized as n
 from tokenbus.events.frames import ToolReturned, ToolWaits, WaitDecided
 from tokenbus.events.public import PublicEvent, Waiting
 from tokenbus.events.waits import WaitInfo, WaitKind
-from tokenbus_services.gateway.parked import Parking, seq_of
+from tokenbus_services.gateway.surfaces.parking import Parking, seq_of
 
 ALWAYS, BY_CLIENT = ToolWaits([{}]), ToolWaits(client_ms=7_000)
 KINDS: frozenset[WaitKind] = frozenset({"approval", "tool_result"})

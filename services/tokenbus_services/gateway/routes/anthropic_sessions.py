@@ -21,27 +21,30 @@ from starlette.routing import BaseRoute, Route
 from tokenbus import SessionStep
 from tokenbus.client.sessions.listing import list_sessions, session_filter
 from tokenbus.errors import SessionNotFound
-from tokenbus.events.public import BlockComplete
+from tokenbus.events.public import BlockComplete, Waiting
 from tokenbus.events.requests import (
     Configure,
     Delete,
     Interrupt,
     Message,
     SessionMessage,
+    TextPart,
     ToolCallPart,
     ToolResultPart,
+    WaitDecision,
 )
-from tokenbus.events.sessions import session_run
+from tokenbus.events.sessions import session_ref, session_run
 from tokenbus_services.gateway import idempotency
 from tokenbus_services.gateway.answers import asgi
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway, Handler
+from tokenbus_services.gateway.parked import decision_of
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid
 from tokenbus_services.gateway.routes.native import live_lines
 from tokenbus_services.gateway.routes.routing import HeaderRoute
 from tokenbus_services.gateway.routes.run_list import MOST_READS, limit_in, position_in, position_text
 from tokenbus_services.gateway.surfaces.anthropic_messages import AnthropicMessagesSurface, sessions
-from tokenbus_services.gateway.surfaces.contract import GatewayRequest, encode_line
+from tokenbus_services.gateway.surfaces.contract import GatewayRequest, GivenAnswer, encode_line
 from tokenbus_services.gateway.surfaces.errors import anthropic_error
 from tokenbus_services.gateway.surfaces.fields import Fields, Json, is_whole, json_body
 
@@ -149,9 +152,13 @@ class _Sessions:
         config = sessions.begun(await self._asked_agent(caller, asked, body), body)
         first = [sessions.read_event(fields) for fields in body.each("initial_events")]
         body.end()
+        for item in first:
+            if isinstance(item, GivenAnswer):
+                raise invalid("initial_events", "nothing in a new session waits to be confirmed")
         name = sessions.SESSION + secrets.token_hex(12)
         await self._door.append(caller, self.surface.name, name, config)
         for item in first:
+            assert not isinstance(item, GivenAnswer)
             await self._door.append(caller, self.surface.name, name, item, append=_new_event())
         return _json(await self._session(caller, name))
 
@@ -197,7 +204,9 @@ class _Sessions:
 
     async def _session(self, caller: Caller, name: str) -> Json:
         config = await self._door.configuration(caller, name)
-        return sessions.session_shown(await self._door.info(caller, name), config)
+        info = await self._door.info(caller, name)
+        waits = bool(info.run and await self._gateway.runs.waits.of_run(info.run))
+        return sessions.session_shown(info, config, waits=waits)
 
     async def _listed(self, request: Request, kind: str) -> Response:
         caller = await self._gateway.caller(request, self.surface)
@@ -228,15 +237,19 @@ class _Sessions:
     async def send(self, request: Request) -> Response:
         """Append events, in order; all are read before the first is appended."""
         caller, asked, body = await self._posted(request)
-        items = [sessions.read_event(fields) for fields in body.each("events")]
+        given = [sessions.read_event(fields) for fields in body.each("events")]
         body.end()
-        if not 0 < len(items) <= MOST_SENT:
+        if not 0 < len(given) <= MOST_SENT:
             raise invalid("events", f"must be a list of 1 to {MOST_SENT} events")
         key, name = asked.headers.get(idempotency.HEADER), request.path_params["id"]
         of_key = idempotency.run_of(caller.tenant, key, f"events of {name}") if key else None
         headers: dict[str, str] = {}
         sent: list[Json] = []
-        for n, item in enumerate(await self._with_calls(caller, name, items)):
+        for n, item in enumerate(await self._with_calls(caller, name, await self._decisions(caller, name, given))):
+            if isinstance(item, _Decision):
+                await self._gateway.runs.waits.decide(caller, "anthropic", item.sent)
+                sent.append(item.shown)
+                continue
             event = f"{sessions.EVENT}{of_key}.{n}" if of_key else _new_event()
             receipt, headers_of_it = await self._door.append(caller, self.surface.name, name, item, append=event)
             headers |= headers_of_it
@@ -245,16 +258,43 @@ class _Sessions:
             sent += sessions.sent_shown(item, event)
         return _json({"data": sent}, headers)
 
+    async def _decisions(
+        self, caller: Caller, name: str, items: list[SessionMessage | Interrupt | GivenAnswer]
+    ) -> list[SessionMessage | Interrupt | _Decision]:
+        """The items, with the decisions on what the session's open run waits for. Raises Refusal."""
+        found: list[SessionMessage | Interrupt | _Decision] = []
+        for n, item in enumerate(items):
+            given = item if isinstance(item, GivenAnswer) else _result_given(item, f"events[{n}].custom_tool_use_id")
+            wait = await self._wait(caller, name, given.name) if given else None
+            if given and wait:
+                run, waiting = wait
+                found.append(_decision(run, waiting, given))
+            elif isinstance(item, GivenAnswer):
+                raise invalid(item.at, f"nothing in this session waits for {item.name[:200]!r} to be confirmed")
+            else:
+                found.append(item)
+        return found
+
+    async def _wait(self, caller: Caller, name: str, event: str) -> tuple[str, Waiting] | None:
+        """The newest wait of the call of an event; None if that is of no run of this session, or waited for nobody."""
+        run, _, block = event.removeprefix(sessions.EVENT).removesuffix(".allowed").rpartition(".")
+        known = session_run(run)
+        if known is None or known.ref != session_ref(caller.tenant, name):
+            return None
+        events = await self._gateway.runs.stored(run)
+        waits = [each for each in events if isinstance(each, Waiting) and str(each.block) == block]
+        return (run, waits[-1]) if waits else None
+
     async def _with_calls(
-        self, caller: Caller, name: str, items: list[SessionMessage | Interrupt]
-    ) -> list[SessionMessage | Interrupt]:
+        self, caller: Caller, name: str, items: list[SessionMessage | Interrupt | _Decision]
+    ) -> list[SessionMessage | Interrupt | _Decision]:
         """The items, with the model's call of each result. The next run begins with the last result that is owed, so
         those that follow each other are one append. Raises Refusal.
         """
-        found: list[SessionMessage | Interrupt] = []
+        found: list[SessionMessage | Interrupt | _Decision] = []
         owed: set[str] | None = None
         for n, item in enumerate(items):
-            if isinstance(item, Interrupt) or not item.messages:
+            if not isinstance(item, SessionMessage) or not item.messages:
                 found.append(item)
                 continue
             if owed is None:
@@ -302,12 +342,16 @@ class _Sessions:
         own_tools = sessions.has_own_tools(await self._door.configuration(caller, name))
         fold = sessions.SessionEvents((await self._door.info(caller, name)).begun_ms, own_tools=own_tools)
         found: list[Json] = []
+        whole = True
         steps = await self._door.follow(caller, name, after=None, live=False)
         async with aclosing(steps):
             async for step in steps:
                 found += [each for each in fold.feed(step.event) if not kinds or each["type"] in kinds]
                 if order == "asc" and len(found) > first + count:
+                    whole = False
                     break
+        now = await self._parked(fold) if whole else []
+        found += [each for each in now if not kinds or each["type"] in kinds]
         if order == "desc":
             found.reverse()
         more = str(first + count) if len(found) > first + count else None
@@ -323,26 +367,73 @@ class _Sessions:
                     "event_deltas", f"{kind[:100]!r} has no previews; supported: {', '.join(sessions.PREVIEWS)}"
                 )
         info = await self._door.info(caller, name)
-        steps = await self._door.follow(caller, name, after=await self._door.now(caller, name), live=True)
+        now = await self._door.now(caller, name)
+        steps = await self._door.follow(caller, name, after=now, live=True)
         own_tools = sessions.has_own_tools(await self._door.configuration(caller, name))
         fold = sessions.SessionEvents(info.last_ms, own_tools=own_tools, previews=frozenset(previews))
+        for event in await self._gateway.runs.stored(info.run) if info.run else ():
+            if event.seq <= now.run_seq:  # what was told before: later events name its calls
+                fold.feed(event)
+        await self._parked(fold)
         times = self._gateway.times
 
         async def check() -> None:
             await self._gateway.caller(request, self.surface)
 
+        async def shown() -> AsyncGenerator[list[Json]]:
+            async with aclosing(_until_deleted(steps)) as read:
+                async for step in read:
+                    yield [_DELETED] if step is None else [*fold.feed(step.event), *await self._parked(fold)]
+
         lines = live_lines(
-            _until_deleted(steps),
-            lambda step: b"".join(map(_frame, [_DELETED] if step is None else fold.feed(step.event))),
+            shown(),
+            lambda found: b"".join(map(_frame, found)),
             keep_alive_s=times.keep_alive_s,
             check=check,
         )
         return asgi.EventStream(lines, broken=_broken, send_timeout_s=times.send_timeout_s)
 
+    async def _parked(self, fold: sessions.SessionEvents) -> list[Json]:
+        """What the session tells of a run that does nothing but wait."""
+        run = fold.open_run
+        return fold.parked(await self._gateway.runs.waits.of_run(run)) if run else []
+
     async def _posted(self, request: Request) -> tuple[Caller, GatewayRequest, Fields]:
         caller = await self._gateway.caller(request, self.surface)
         asked = await self._gateway.read(request)
         return caller, asked, Fields(json_body(asked.body) if asked.body else {})
+
+
+class _Decision(msgspec.Struct, frozen=True):
+    """A decision on what a run of the session waits for, and the event of it."""
+
+    sent: WaitDecision
+    shown: Json
+
+
+def _decision(run: str, wait: Waiting, given: GivenAnswer) -> _Decision:
+    """Raises Refusal if the event is of another kind than the wait."""
+    event = sessions.decision_event(run, wait.wait)
+    if wait.what == "approval" and given.approved is not None:
+        shown = sessions.confirmation_shown(given.name, allowed=given.approved, reason=given.reason, event=event)
+    elif wait.what == "tool_result" and given.approved is None:
+        content = [{"type": "text", "text": given.content}]
+        about = {"custom_tool_use_id": given.name, "is_error": given.is_error, "content": content}
+        shown = {"id": event, "type": "user.custom_tool_result", "processed_at": None, **about}
+    else:
+        raise invalid(given.at, f"this call waits for another kind of event: {wait.what}")
+    return _Decision(decision_of(run, wait, given), shown)
+
+
+def _result_given(item: SessionMessage | Interrupt, at: str) -> GivenAnswer | None:
+    """The result of a custom tool, as an answer to a run that waits for it."""
+    if isinstance(item, Interrupt) or not item.messages:
+        return None
+    (message,) = item.messages
+    (result,) = cast("list[ToolResultPart]", message.content)
+    content = result.content
+    text = content if isinstance(content, str) else "".join(p.text for p in content if isinstance(p, TextPart))
+    return GivenAnswer(at=at, name=str(message.id), content=text, is_error=result.is_error)
 
 
 _NO_CONTAINER: tuple[Json, ...] = (

@@ -9,9 +9,9 @@ An event of a block is held while a retry could void the block. What settles it:
 - a visible chunk of the turn: no retry follows it. If the request's `on_failure` is ``continue``, a later attempt may
   still void what began after that text, so the chunk settles only the blocks up to its own.
 - with ``before_first_output``, the first argument of a call too, so calls come out as they are written.
-- the end of the turn: a tool's progress or result, an event of a later turn, or the terminal event. `usage` does not
-  count: an attempt that is continued reports it, and so does one whose provider ended it with an error, which a
-  fallback then voids.
+- the end of the turn: a tool's progress or result, a call that waits for somebody, an event of a later turn, or the
+  terminal event. `usage` does not count: an attempt that is continued reports it, and so does one whose provider ended
+  it with an error, which a fallback then voids.
 
 `on_failure: "fail"` settles nothing earlier: a provider may begin its message again within the attempt, and that is a
 `retrying` too.
@@ -32,6 +32,7 @@ from tokenbus.events.public import (
     Restarted,
     Retrying,
     ToolProgress,
+    Waiting,
 )
 from tokenbus.events.requests import OnFailure
 
@@ -91,7 +92,7 @@ class Settling:
                 return [*out, event]
             case BlockStarted() | Chunk() | ImagePreview() | BlockProgress() | BlockComplete():
                 return out + self._of_block(event)
-            case ToolProgress():
+            case ToolProgress() | Waiting():
                 return [*out, *self._settle_turn(), event]
             case _ if isinstance(event, TERMINAL):
                 if not isinstance(event, Completed):

@@ -8,7 +8,7 @@ configured request; its name and the like are in the request's metadata.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import cast, get_args
 
@@ -28,10 +28,12 @@ from tokenbus.events.public import (
     Incomplete,
     PublicEvent,
     Restarted,
+    Resumed,
     Retrying,
     RunFailedEvent,
     Started,
     UsageReported,
+    Waiting,
 )
 from tokenbus.events.requests import (
     Base64Source,
@@ -51,11 +53,13 @@ from tokenbus.events.requests import (
 )
 from tokenbus.events.sessions import AnySessionEvent, Appended, Configured, Delivered, Returned, RunEnded, SessionInfo
 from tokenbus.events.usage import Usage
+from tokenbus.events.waits import WaitInfo, WaitKind
 from tokenbus_services.gateway.problem import invalid, of_end, unsupported
 from tokenbus_services.gateway.surfaces.anthropic_messages.content import result_of, user_content
-from tokenbus_services.gateway.surfaces.contract import GatewayRequest, TranslationRules
+from tokenbus_services.gateway.surfaces.contract import GatewayRequest, GivenAnswer, TranslationRules
 from tokenbus_services.gateway.surfaces.fields import Fields, Json
 from tokenbus_services.gateway.surfaces.hosted import Steps, output_value
+from tokenbus_services.gateway.surfaces.parking import Parking
 from tokenbus_services.gateway.surfaces.settling import Settling
 from tokenbus_services.gateway.surfaces.surface import SurfaceRequest, effort_thinking
 
@@ -69,6 +73,8 @@ _NEVER = "1970-01-01T00:00:00Z"
 _UNTOLD = ("mcp_servers", "skills", "vault_ids", "resources")
 PREVIEWS = ("agent.message", "agent.thinking")
 _ERRORS = {"overloaded": "model_overloaded_error", "rate_limit": "model_rate_limited_error"}
+_KINDS: frozenset[WaitKind] = frozenset({"approval", "tool_result"})
+"""What clients of this API can decide."""
 _REFUSED: frozenset[FinishReason] = frozenset({"content_filter"})
 
 
@@ -184,7 +190,7 @@ def note_of(config: Configure) -> Note:
         return Note(anthropic="session", agent=Agent(id=model, name=model, model=model))
 
 
-def read_event(fields: Fields) -> SessionMessage | Interrupt:
+def read_event(fields: Fields) -> SessionMessage | Interrupt | GivenAnswer:
     """What a client sends to a session; a result's call has the id of its event until the call is known. Raises
     Refusal.
     """
@@ -198,8 +204,15 @@ def read_event(fields: Fields) -> SessionMessage | Interrupt:
             use = fields.needed("custom_tool_use_id", fields.text("custom_tool_use_id"))
             fields.put("tool_use_id", use)
             return SessionMessage(messages=[Message(role="tool", id=use, content=[result_of(fields)])])
-        case "user.tool_confirmation" | "user.tool_result" as kind:
-            # A run that waits for a person (issue 33) is answered here.
+        case "user.tool_confirmation":
+            fields.only("session_thread_id", why="names a thread; a session has one")
+            use = fields.needed("tool_use_id", fields.text("tool_use_id"))
+            allowed = fields.needed("result", fields.one_of("result", ("allow", "deny"))) == "allow"
+            if allowed:
+                fields.only("deny_message", why="is for a denial")
+            why = fields.text("deny_message")
+            return GivenAnswer(at=fields.path("tool_use_id"), name=use, approved=allowed, reason=why)
+        case "user.tool_result" as kind:
             raise invalid(fields.path("type"), f"nothing in this session waits for a {kind!r}")
         case other:
             raise unsupported(fields.path("type"), f"events of type {other[:100]!r} are not supported")
@@ -262,8 +275,8 @@ def agent_shown(info: SessionInfo, config: Configure) -> Json:
     }
 
 
-def session_shown(info: SessionInfo, config: Configure) -> Json:
-    """The object of a session."""
+def session_shown(info: SessionInfo, config: Configure, *, waits: bool = False) -> Json:
+    """The object of a session. ``waits``: its open run waits for somebody."""
     note = note_of(config)
     return {
         "id": info.session,
@@ -272,7 +285,7 @@ def session_shown(info: SessionInfo, config: Configure) -> Json:
         "environment_id": note.environment,
         "title": note.title,
         "metadata": note.client,
-        "status": "running" if info.run else "idle",
+        "status": "running" if info.run and not waits else "idle",
         "created_at": time_text(info.begun_ms),
         "updated_at": time_text(info.last_ms),
         "archived_at": None,
@@ -319,6 +332,18 @@ def sent_shown(item: SessionMessage | Interrupt, event: str, at_ms: int | None =
             kind = "system.message" if message.role == "system" else "user.message"
             shown.append({"id": name, "type": kind, "content": _blocks(message.content), **at})
     return shown
+
+
+def confirmation_shown(use: str, *, allowed: bool, reason: str | None, event: str, at_ms: int | None = None) -> Json:
+    """A decision on a call; without ``at_ms`` it has not taken effect yet."""
+    shown: Json = {"id": event, "type": "user.tool_confirmation", "tool_use_id": use}
+    shown |= {"result": "allow" if allowed else "deny", "processed_at": None if at_ms is None else time_text(at_ms)}
+    return shown if allowed or reason is None else {**shown, "deny_message": reason}
+
+
+def decision_event(run: str, wait: str) -> str:
+    """The id of the event with which a wait ends."""
+    return f"{EVENT}{run}.decided.{wait}"
 
 
 def has_own_tools(config: Configure) -> bool:
@@ -437,6 +462,17 @@ class SessionEvents:
             self._stop = self._run.stop
         return [self._timed(each) for each in found]
 
+    @property
+    def open_run(self) -> str | None:
+        """The run that waits for somebody, as far as its events say."""
+        return self._run.id if self._run and self._run.parking.first else None
+
+    def parked(self, open_now: Sequence[WaitInfo]) -> list[Json]:
+        """The events for a run that does nothing but wait; ``open_now``: what for."""
+        if self._run is None or not self._run.parking.is_parked(open_now, _KINDS):
+            return []
+        return [self._timed(each) for each in self._run.idle()]
+
     def _ended(self, event: RunEnded) -> list[Json]:
         self._run = None
         stop, self._stop = self._stop, {"type": "end_turn"}
@@ -469,10 +505,22 @@ class _RunEvents:
         """The id of the model's request that is under way."""
         self._uses: dict[str, str] = {}
         """The event of each call, by the call's id."""
+        self.parking = Parking()
+        self._results: set[str] = set()
+        """Calls that the client runs while the run waits."""
+        self._calls: list[BlockComplete] = []
+        """Calls of which it is not known yet whether they wait for somebody."""
+        self._asks: dict[str, str] = {}
+        """The event of the call that each open wait is for."""
+        self._idle_for: list[str] = []
+        """The events that the session has told it waits for."""
 
     def feed(self, event: PublicEvent) -> list[Json]:
         """The events of this one, without their times."""
         out: list[Json] = []
+        if not isinstance(event, Waiting):
+            out += self.idle()
+        self.parking.feed(event)
         if isinstance(event, Retrying | Restarted):
             out += self._close(None, failed=True)
         elif _is_of_model(event) and self._request is None:
@@ -482,8 +530,60 @@ class _RunEvents:
             out += self._settled(each)
         return out
 
+    def idle(self) -> list[Json]:
+        """The session waits for somebody, if it has not told so."""
+        if self.parking.first is None or self._idle_for == [*self._asks.values()]:
+            return []
+        self._idle_for = [*self._asks.values()]
+        name = self._name(f"idle.{'.'.join(self._asks)}")
+        stop: Json = {"type": "requires_action", "event_ids": self._idle_for}
+        return [*self._told(), {"type": "session.status_idle", "id": name, "stop_reason": stop}]
+
+    def _told(self, until: int | None = None, *, asks: str = "") -> list[Json]:
+        """The events of calls up to a block. ``asks``: what that one waits for."""
+        calls = [call for call in self._calls if until is None or call.block <= until]
+        self._calls = [call for call in self._calls if call not in calls]
+        told: list[Json] = []
+        for call in calls:
+            use = self._use(call.tool_id or "", call.tool_name or "", call.input or {}, self._name(call.block))
+            if call.block == until and asks == "approval":
+                use["evaluated_permission"] = "ask"
+            elif call.block == until and asks == "tool_result":
+                del use["evaluated_permission"]
+                use["type"] = "agent.custom_tool_use"
+            told.append(use)
+        return told
+
+    def _waits(self, event: Waiting) -> list[Json]:
+        told = self._told(event.block, asks=event.what)
+        name = self._uses.get(event.tool_id, self._name(event.block))
+        if event.what == "tool_result" and not told:  # it was allowed before
+            name = f"{name}.allowed"
+            given: object = msgspec.json.decode(event.arguments or "{}")
+            told.append({"type": "agent.custom_tool_use", "id": name, "name": event.tool_name, "input": given})
+        self._asks[event.wait] = name
+        if event.what == "tool_result":
+            self._results.add(event.tool_id)
+            self._uses[event.tool_id] = name
+        return told
+
+    def _resumed(self, event: Resumed) -> list[Json]:
+        use = self._asks.pop(event.wait, None)
+        out: list[Json] = []
+        if use and event.what == "approval":
+            allowed, name = event.decision == "allow", decision_event(self.id, event.wait)
+            out.append(confirmation_shown(use, allowed=allowed, reason=event.reason, event=name, at_ms=event.at_ms))
+        if self._idle_for and not self._asks:
+            self._idle_for = []
+            out.append({"type": "session.status_running", "id": self._name(f"running.{event.wait}")})
+        return out
+
     def _settled(self, event: PublicEvent) -> list[Json]:
         match event:
+            case Waiting():
+                return self._waits(event)
+            case Resumed():
+                return self._resumed(event)
             case BlockStarted(kind="text" | "thinking" as kind, block=block):
                 return self._preview("agent.message" if kind == "text" else "agent.thinking", block)
             case Chunk(kind="text", visible=True) if "agent.message" in self._previews:
@@ -515,9 +615,17 @@ class _RunEvents:
                 about = {"name": event.tool_name or "", "input": event.input or {}}
                 return [{"type": "agent.custom_tool_use", "id": name, **about}]
             case "tool_call" if not event.cut:
-                return [self._use(event.tool_id or name, event.tool_name or "", event.input or {}, name)]
+                self._calls.append(event)
+                return []
+            case "tool_result" if event.tool_id in self._results:
+                about = {"is_error": bool(event.is_error), "content": [_text(event.content or "")]}
+                use = self._uses.get(event.tool_id, "")
+                return [{"type": "user.custom_tool_result", "id": name, "custom_tool_use_id": use, **about}]
             case "tool_result":
-                return [self._result(event.tool_id or "", event.content or "", name, failed=bool(event.is_error))]
+                return [
+                    *self._told(),
+                    self._result(event.tool_id or "", event.content or "", name, failed=bool(event.is_error)),
+                ]
             case "server_tool" if step := self._steps.read(event):
                 said = [] if step.called is None else [self._use(step.id, step.name, step.called, name)]
                 if step.output:
@@ -543,7 +651,8 @@ class _RunEvents:
 
     def _end(self, event: Completed | Incomplete | RunFailedEvent | Cancelled) -> list[Json]:
         failed = isinstance(event, Incomplete | RunFailedEvent)
-        out = self._close(None, failed=failed)
+        out = self._told()
+        out += self._close(None, failed=failed)
         if failed:
             problem = of_end(event)
             error = {"type": _ERRORS.get(problem.kind, "model_request_failed_error"), "message": problem.message}
