@@ -25,6 +25,7 @@ def bus() -> Generator[LocalBus]:
     with LocalBus(SETTINGS) as running:
         running.model_says("pays", calls(("pay", {"amount": 500})), "Done.")
         running.model_says("pays twice", calls(("pay", {"amount": 500}), ("pay", {"amount": 900})), "Done.")
+        running.model_says("books", calls(("book", {"flight": "LH1"})), "Done.")
         running.model_says("shows", calls(("show", {})), "Done.")
         yield running
 
@@ -117,6 +118,20 @@ async def test_a_terminal_is_the_client_that_returns_a_result(bus: LocalBus) -> 
         ada.type("/answer again\r")
         await ada.shows("/answer: nothing asks for it")
     assert await decisions(bus, "shows") == ([("result", "ada", "chat")], ['{"seen":true}'])
+
+
+async def test_a_tools_questions_are_answered_on_the_line(bus: LocalBus) -> None:
+    async with terminal("chat", "books", *talk("books", "book"), "--as", "ada", **bus.environment) as ada:
+        await ada.shows(READY)
+        ada.type("book it\r")
+        await ada.shows("  Which seat on LH1?\n", "  book\n", "/answer {…}, or /decline", ASKS)
+        ada.type('/answer {"seat": "12A"}\r')
+        await ada.shows("book answered by ada, over chat\n", "  Book 12A?\n", ASKS)
+        ada.type("/decline\r")
+        await ada.shows("book declined by ada, over chat\n", "books > Done.\n", READY)
+    resumed, results = await decisions(bus, "books")
+    assert resumed == [("accept", "ada", "chat"), ("decline", "ada", "chat")]
+    assert results == ["not booked: decline"]
 
 
 async def test_through_a_pipe_it_is_said_where_to_decide(bus: LocalBus) -> None:
