@@ -38,7 +38,7 @@ from tokenbus.events.frames import (
     encode,
     tool_decoder,
 )
-from tokenbus.events.public import Waiting, decode
+from tokenbus.events.public import Resumed, Waiting, decode
 from tokenbus.events.waits import DecisionReply, Verdict, WaitFate, WaitKind
 from tokenbus_services.parser import effect_writer
 from tokenbus_services.parser.logic import ParserLogic
@@ -345,6 +345,25 @@ def late_question(wire: Wire) -> None:
     story.execute(run, 0)
     story.execute(run, 1)
     story.teardown()
+
+
+def test_a_question_may_begin_and_end_in_one_commit(wire: Wire) -> None:
+    story = cast("type[Waits]", type("Model", (Waits,), {"wire": wire}))()
+    story.follow("first")
+    story.work("first", 4)
+    story.commit("first", reply_lost=False)
+    story.decide(RUNS[0], "0.0", deny=True, again=False)
+    story.decide(RUNS[0], "1.0", deny=False, again=False)
+    story.work("first", 4)
+    story.commit("first", reply_lost=False)
+    story.hold(RUNS[0], returns=False)
+    story.hold(RUNS[0], returns=True)
+    story.work("first", 4)
+    story.commit("first", reply_lost=False)
+    story.teardown()
+    log = [decode(fields[b"__data__"]) for _, fields in wire.redis.xrange(KEYS.log(RUNS[0]))]
+    ends = [e.decision_id for e in log if isinstance(e, Resumed)]
+    assert ends == ["d1", "d2", f"{HELD}.ended"]
 
 
 def test_a_worker_that_is_late_repeats_no_question(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -229,9 +229,11 @@ class EffectWriter:
         self._keep(s, info.since_ms, commit)
 
     def _keep(self, s: RunState, at_ms: int, commit: Commit) -> None:
-        """Keep the run until some time after all that it waits for is over."""
+        """Keep the run until some time after all that it waits for is over. What began to wait in this commit may have
+        ended in it.
+        """
         children = [s.accepted.begins_runs[p.runs.name] for p in s.calls if p.child and p.result is None]
-        waits_ms = max([*children, *(p.wait.deadline_ms - at_ms for p in s.calls if p.wait)])
+        waits_ms = max([*children, *(p.wait.deadline_ms - at_ms for p in s.calls if p.wait)], default=0)
         self._lifetimes.renew(commit, self._keys.run(s.run), self._keys.log(s.run), more_ms=waits_ms)
         if s.accepted.record:
             self._lifetimes.renew(commit, self._keys.tape(s.run), more_ms=waits_ms)
