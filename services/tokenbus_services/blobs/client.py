@@ -319,7 +319,7 @@ class _BoundedLoader:
 
     async def aclose(self) -> None:
         try:
-            async with asyncio.timeout(_CLOSE_S):
+            async with process_clock.timeout(_CLOSE_S):
                 await self.loader.aclose()
         except TimeoutError:
             log.warning("blob_loader_not_closed", waited_s=_CLOSE_S)

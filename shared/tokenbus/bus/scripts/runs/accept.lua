@@ -29,8 +29,8 @@ if h[1] and h[1] ~= 'awaited' then return h[1] end
 local later = redis.call('HGET', parser_lease, 'epoch')
 if later and tonumber(later) > tonumber(epoch) then return 'stale' end
 if parent_call ~= '' then
-  local h = redis.call('HMGET', parent_key, 'status', parent_call, parent_child)
-  if h[1] ~= 'open' or not h[2] or h[3] then return 'orphan' end
+  local parent = redis.call('HMGET', parent_key, 'status', parent_call, parent_child)
+  if parent[1] ~= 'open' or not parent[2] or parent[3] then return 'orphan' end
 end
 local full = work ~= '' and no_room()
 if full then return full end
