@@ -52,7 +52,7 @@ def loaded(directory: Path, text: str) -> Settings:
         ('[tools.a]\nkind = "x"', "tools.a.kind", "it may be python, http"),
         ("[tools.a]\n", "tools.a", "the key `kind` is missing; it may be python, http"),
         ('[tools.a]\nkind = "python"\ncal = "a:b"', "tools.a.cal", "unknown key: did you mean 'call'?"),
-        ('[tools.a]\nkind = "python"\ncall = "a:b"\nmethod = "GET"', "tools.a.method", "Known keys here: answer_timeout_s, "),
+        ('[tools.a]\nkind = "python"\ncall = "a:b"\nmethod = "GET"', "tools.a.method", "keys here: answer_timeout_s, "),
         ("[limits]\nlease_s = 3", "limits.lease_s", "it is a key of [stages]"),
         ("[providr.x]", "providr", "did you mean 'providers'?"),
         ("[stages]\nlinger_ms = 200", "stages.linger_ms", "a number of at least 0 and of at most 100, not 200"),
