@@ -12,7 +12,7 @@ from typing import Any, cast
 import msgspec
 
 from tokenbus import Client
-from tokenbus.bus.erase import erase_runs, remains, topic_entries
+from tokenbus.bus.erase import erase_runs, remains, topic_entries, with_children
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.records import newest_records
 from tokenbus.bus.server.server import Server, translated
@@ -71,7 +71,8 @@ async def run(choice: Choice, *, dry_run: bool, rewrite: bool, as_json: bool) ->
     async with reaching.deployment() as (settings, server, keys), reaching.client() as bus:
         with translated(server):
             sessions = [each async for each in _sessions(bus, choice)]
-            runs = {each async for each in _runs(bus, server, keys, choice, sessions)}
+            chosen = {each async for each in _runs(bus, server, keys, choice, sessions)}
+            runs = await with_children(server, keys, chosen)
             facts: dict[str, Any] = {"runs": len(runs), "sessions": len(sessions)}
             if dry_run:
                 _print({**facts, "found": await remains(server, keys, runs)}, as_json=as_json)

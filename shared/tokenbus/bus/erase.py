@@ -19,13 +19,14 @@ from tokenbus.bus.dead_letters import all_dead_letters, drop_dead_letter
 from tokenbus.bus.keys import DATA_FIELD, TOPICS, Keys, SubscribedTopic
 from tokenbus.bus.layout import locate
 from tokenbus.bus.records import drop_record
-from tokenbus.bus.run_record import ACCEPTED, ENDED_AT, STATUS, TENANT, UNENDED, status_of
+from tokenbus.bus.run_record import ACCEPTED, ENDED_AT, STATUS, TENANT, UNENDED, children_in, status_of
 from tokenbus.bus.scripts.retention import erase
 from tokenbus.bus.server.run_scripts import run_scripts
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.server.stream_reader import id_key
 from tokenbus.bus.topology import POLICY, STAGES
 from tokenbus.bus.webhooks import deliveries_of
+from tokenbus.events.child_runs import child_id
 
 PAGE = 500
 PASSING_S = 5.0
@@ -63,11 +64,32 @@ class _Window(msgspec.Struct):
     until_ms: int | None = None
 
 
+async def with_children(server: Server, keys: Keys, runs: Collection[str]) -> set[str]:
+    """These runs, and all child runs below those of them that have ended. Raises redis-py's errors."""
+    found, level = set(runs), set(runs)
+    while level:
+        await locate(server, keys, *level)
+        below: set[str] = set()
+        for page in _pages(sorted(level)):
+            pipe = server.client.pipeline(transaction=False)
+            for run in page:
+                pipe.hget(keys.run(run), STATUS)
+                pipe.hkeys(keys.run(run))
+            replies: list[Any] = await pipe.execute()
+            for run, status, fields in zip(page, replies[::2], replies[1::2], strict=True):
+                if status_of(status) not in UNENDED:
+                    below.update(child_id(run, block) for block in children_in(fields))
+        level = below - found
+        found |= level
+    return found
+
+
 async def erase_runs(server: Server, keys: Keys, runs: Collection[str]) -> Erased:
-    """Delete all that the server has of these runs, unless they are open; idempotent. Raises redis-py's errors; a part
-    may be deleted then.
+    """Delete all that the server has of these runs and of their child runs, unless they are open; idempotent. Raises
+    redis-py's errors; a part may be deleted then.
     """
     erased = Erased()
+    runs = await with_children(server, keys, runs)
     await locate(server, keys, *runs)
     names = {run: keys.partition_of(run) for run in runs}
     facts: dict[str, list[bytes | None]] = {}

@@ -5,7 +5,7 @@ The Lua scripts in `bus/scripts` contain these names as literals; `append` check
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Protocol, TypeAlias, cast
 
 import msgspec
@@ -134,9 +134,17 @@ def call_fence(attempt: int, answers: int) -> str:
     return f"{attempt}.{answers}" if answers else str(attempt)
 
 
+_CHILD = "child:"
+
+
 def child_field(block: int) -> str:
     """Field that exists once the child run of this block's call was accepted; it is accepted once."""
-    return f"child:{block}"
+    return f"{_CHILD}{block}"
+
+
+def children_in(fields: Iterable[bytes]) -> list[int]:
+    """The blocks whose child runs were accepted, by the names of a run's fields."""
+    return [int(name[len(_CHILD) :]) for name in (field.decode() for field in fields) if name.startswith(_CHILD)]
 
 
 def wait_field(wait: str) -> str:

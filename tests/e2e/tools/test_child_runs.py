@@ -12,6 +12,7 @@ import pytest
 from tests.e2e.gateway.served import auth
 from tests.waiting import eventually
 from tokenbus import Client, Run
+from tokenbus.bus.erase import erase_runs, remains, with_children
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus.errors import RequestInvalid
@@ -163,6 +164,18 @@ async def test_children_of_one_turn_run_at_once_and_children_have_children(bus: 
     assert results(inner) == [("Found 'deep'", False)]
     deepest = await events_of(client, f"{top.id}~0~0")
     assert {e.depth for e in deepest if isinstance(e, Chunk)} == {2}
+
+
+async def test_a_run_is_erased_with_the_runs_below_it(bus: LocalBus, client: Client) -> None:
+    top = await begun(client, bus, "top", "lead")
+    await events_of(client, top.id)
+    tree = {top.id, f"{top.id}~0", f"{top.id}~0~0"}
+    async with Server(bus.url) as server:
+        keys = Keys("tokenbus", 8)
+        assert await with_children(server, keys, [top.id]) == tree
+        assert (await remains(server, keys, tree))["runs"] >= 2 * len(tree)
+        assert set((await erase_runs(server, keys, [top.id])).runs) == tree
+        assert +(await remains(server, keys, tree)) == {}
 
 
 async def test_a_cancel_ends_the_whole_tree(bus: LocalBus, client: Client) -> None:
