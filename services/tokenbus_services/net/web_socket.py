@@ -17,6 +17,8 @@ OWNER = "tokenbus.owner"
 """Key in the state of an ASGI scope: whose share the request or socket uses. The app sets it once it is known."""
 ANSWERING = "tokenbus.answering"
 """Key in the same state: true while the app sends an answer. The socket is then not closed because its server stops."""
+SERVER_STOPS = "tokenbus.server_stops"
+"""Key in the same state: true once the server, and not the client, closes the socket."""
 UNKNOWN = ""
 """The owner of all sockets whose client is not known yet."""
 _SLICE = 4096
@@ -89,6 +91,8 @@ class BoundedSocket(WebSocketsSansIOProtocol):
     def close_now(self) -> None:
         """Close the socket with 1012: the server stops."""
         if not self.disconnected:
+            if self.handshake_complete:
+                self.scope.setdefault("state", {})[SERVER_STOPS] = True
             super().shutdown()
 
     def data_received(self, data: bytes) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import uuid
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -19,6 +21,7 @@ from tests.waiting import eventually
 from tokenbus.testing import LocalBus
 from tokenbus_services.mock_provider import Delivery, Reply, Stall, Turn
 
+CLOSED = {"/v1/responses": "response.completed", "/api/chat": "end"}
 SLOW: Any = {"model": "anthropic/slow", "messages": [{"role": "user", "content": "hello"}]}
 
 
@@ -107,12 +110,32 @@ async def test_a_gateway_that_stops_finishes_what_it_streams_and_refuses_nobody_
     assert "word59" in said
 
 
-async def test_a_socket_of_a_gateway_that_stops_gets_its_response_to_the_end(bus: LocalBus, tmp_path: Path) -> None:
-    request = {"type": "response.create", "model": "anthropic/long", "input": "hello"}
+def _said(path: str, model: str, **options: Any) -> str:
+    """A frame that asks for an answer of this model."""
+    body = {"model": f"anthropic/{model}", **({"tokenbus": options} if options else {})}
+    if path == "/v1/responses":
+        return json.dumps({"type": "response.create", "input": "hello", **body})
+    hello = {"id": "m1", "role": "user", "parts": [{"type": "text", "text": "hello"}]}
+    return json.dumps(
+        {
+            "type": "send",
+            "requestId": model,
+            "id": f"chat-{uuid.uuid4()}",
+            "trigger": "submit-message",
+            "messages": [hello],
+            "body": body,
+        }
+    )
+
+
+@pytest.mark.parametrize("path", CLOSED)
+async def test_a_socket_of_a_gateway_that_stops_gets_its_answer_to_the_end(
+    bus: LocalBus, tmp_path: Path, path: str
+) -> None:
     async with gateway(bus, tmp_path, leave_s=0) as (worker, http):
-        address = f"ws://{http.base_url.host}:{http.base_url.port}/v1/responses"
+        address = f"ws://{http.base_url.host}:{http.base_url.port}{path}"
         async with connect(address) as busy, connect(address) as idle:
-            await busy.send(json.dumps(request))
+            await busy.send(_said(path, "long"))
             said = ""
             while "word1" not in said:
                 said += str(await busy.recv())
@@ -124,8 +147,33 @@ async def test_a_socket_of_a_gateway_that_stops_gets_its_response_to_the_end(bus
                 while True:
                     said += str(await busy.recv())
             assert busy.close_code == 1012
-    assert '"type":"response.completed"' in said
+    assert f'"type":"{CLOSED[path]}"' in said
     assert "word59" in said
+
+
+@pytest.mark.parametrize("path", CLOSED)
+async def test_the_run_of_a_socket_that_its_gateway_cuts_at_the_second_signal_goes_on(
+    bus: LocalBus, tmp_path: Path, path: str
+) -> None:
+    """Even one that is cancelled when its client leaves: the client has not left."""
+    async with gateway(bus, tmp_path, leave_s=0) as (worker, http):
+        address = f"ws://{http.base_url.host}:{http.base_url.port}{path}"
+        async with connect(address) as busy, connect(address) as idle:
+            await busy.send(_said(path, "slow", on_disconnect="cancel"))
+            said = ""
+            while "two" not in said:
+                said += str(await busy.recv())
+            worker.process.terminate()
+            with pytest.raises(ConnectionClosed):  # the first signal has arrived
+                await idle.recv()
+            worker.process.terminate()
+            with suppress(ConnectionClosed):
+                while True:
+                    said += str(await busy.recv())
+            assert busy.close_code == 1012
+    [run] = set(re.findall(r'"run":"([^"]+)"', said)) or set(re.findall(r'"id":"resp_([^"]+)"', said))
+    async with httpx.AsyncClient(base_url=bus.gateway) as http:
+        assert (await http.get(f"/runs/{run}")).json()["status"] == "open"
 
 
 async def test_a_reader_that_left_before_the_runs_end_is_served_no_more(bus: LocalBus) -> None:

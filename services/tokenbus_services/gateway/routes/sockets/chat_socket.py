@@ -34,7 +34,7 @@ from tokenbus_services.gateway.surfaces.ai_sdk_ui import frames
 from tokenbus_services.gateway.surfaces.ai_sdk_ui.frames import Abort, ChunkFrames, Resume, Send
 from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayRequest
 from tokenbus_services.gateway.surfaces.fields import check_size
-from tokenbus_services.net.web_socket import UNKNOWN
+from tokenbus_services.net.web_socket import ANSWERING, SERVER_STOPS, UNKNOWN
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -157,6 +157,7 @@ class ChatSocket:
             if not isinstance(frame, Abort) and request not in self._open and len(self._open) < MAX_OPEN:
                 answer = self._answer(_Waiting(frame, held))
                 self._open[request] = asyncio.create_task(answer, name="answer of a chat socket")
+                self._socket.scope["state"][ANSWERING] = True
                 continue
             held.release()
             if isinstance(frame, Abort):
@@ -206,6 +207,7 @@ class ChatSocket:
             finally:
                 waiting.held.release()
                 self._open.pop(request, None)
+                self._socket.scope["state"][ANSWERING] = bool(self._open)
                 self._answers.pop(request, None)
                 self._aborted.discard(request)
 
@@ -219,7 +221,7 @@ class ChatSocket:
             await self._answered(request, answer, asked, audit)
             ended = True
         finally:
-            if not ended and cancels:
+            if not ended and cancels and not self._socket.scope["state"].get(SERVER_STOPS):
                 answer.stop_later(GONE)
             answer.left()
 

@@ -11,8 +11,6 @@ from tokenbus_services.gateway import idempotency
 from tokenbus_services.gateway.http_request import headers_of
 from tokenbus_services.gateway.problem import Problem, Refusal
 
-SERVER_STOPS = 1012
-"""Close code with which the server ends a socket when it stops."""
 GONE = 1006
 """Code of a connection that ended without a close frame."""
 MISUSED = 1008

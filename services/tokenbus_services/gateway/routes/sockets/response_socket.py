@@ -37,7 +37,7 @@ from tokenbus_services.gateway.surfaces.openai_responses.input_items import mess
 from tokenbus_services.gateway.surfaces.openai_responses.response_log import ResponseFrames
 from tokenbus_services.gateway.surfaces.openai_responses.response_object import PREFIX, STEERED
 from tokenbus_services.gateway.surfaces.surface import Surface
-from tokenbus_services.net.web_socket import ANSWERING
+from tokenbus_services.net.web_socket import ANSWERING, SERVER_STOPS
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -139,7 +139,7 @@ class ResponseSocket:
             finally:
                 receiving.cancel()
             if message["type"] == "websocket.disconnect":
-                self._client_left = message.get("code") != handshake.SERVER_STOPS
+                self._client_left = True
                 return
             given = message.get("text") or message.get("bytes") or ""
             data = given.encode() if isinstance(given, str) else given
@@ -241,7 +241,7 @@ class ResponseSocket:
         finally:
             self._open = None
             state[ANSWERING] = False
-            if self._client_left and not ended and cancels:
+            if self._client_left and not ended and cancels and not state.get(SERVER_STOPS):
                 runs.client_gone(opened)
             runs.leave(opened)
         await self._over(current)
