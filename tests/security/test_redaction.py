@@ -163,6 +163,14 @@ def shows(key: str, text: str) -> bool:
     return key in text or key.upper() in text or key.lower() in text
 
 
+def test_a_fold_is_seen_wherever_the_data_is_cut() -> None:
+    key = "sk-0000000000000000"
+    content = PLACES["arguments"].format(SPELLINGS["base64 of a MIME body"](key)).encode()
+    for cut in range(len(content)):
+        stream = Redaction([key]).stream()
+        assert MARK.encode() in stream.feed(content[:cut]) + stream.feed(content[cut:]) + stream.end(), cut
+
+
 @settings(max_examples=300, deadline=None)
 @given(key=keys, spelling=st.sampled_from(sorted(SPELLINGS)), place=st.sampled_from(sorted(PLACES)), data=st.data())
 def test_a_key_in_any_spelling_place_and_cut_is_found_nowhere(

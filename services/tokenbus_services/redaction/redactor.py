@@ -344,8 +344,10 @@ class Redaction:
                 if self._marks.search(data, begin, end):
                     return True
                 break
-        if data.find(b"\\n", begin, end) < 0 and not -1 < data.find(b"\n", begin, end) < end - 2:
-            return False  # no line end within
+        if data.find(b"\\n", begin, end) < 0:
+            line_end = data.find(b"\n", begin, end)
+            if line_end < 0 or (line_end >= end - 2 and data[end - 1] in b"\r\n"):
+                return False  # no line end within
         return any(data.find(head, begin, end) >= 0 for head in self._folded_heads)
 
     def _may_hold(self, data: bytes) -> bool:
