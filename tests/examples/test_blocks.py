@@ -35,8 +35,9 @@ RUN_BY_OTHERS = {
         "test_typescript::test_the_client_and_its_readme_compile_and_it_works_on_the_running_bus",
     ),
     ("docs/guides/ag-ui.md", "js"): (
-        2,
+        3,
         "test_gateway::test_the_agent_of_the_page_prints_the_text",
+        "test_gateway::test_the_function_of_the_page_approves",
         "test_gateway::test_an_agent_joins_a_run_that_it_had_left",
     ),
     ("docs/guides/any-language.md", "redis"): (
@@ -49,7 +50,8 @@ RUN_BY_OTHERS = {
         "test_gateway::test_the_page_of_durable_streams_writes_into_a_session_once",
     ),
     ("docs/guides/use-chat.md", "js"): (
-        2,
+        3,
+        "test_gateway::test_a_page_allows_a_call_and_the_answer_goes_on_in_the_same_message",
         "test_gateway::test_use_chat_of_the_page_resumes_in_a_browsers_document",
         "test_gateway::test_a_chat_over_the_web_socket_transport_of_the_page_has_its_text",
     ),

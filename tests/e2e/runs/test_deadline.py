@@ -101,6 +101,7 @@ async def accept(server: Server, keys: Keys, run: str, at_ms: int, work: bytes) 
         keys.topic(partition, "turns"),
         keys.lease(partition, "parser"),
         keys.log(run),
+        keys.run(run),
         open_runs=keys.open_runs(partition),
         ended_runs=keys.ended_runs(partition),
         run=run,

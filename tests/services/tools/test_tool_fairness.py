@@ -28,7 +28,7 @@ async def test_a_tenants_first_call_runs_while_another_tenants_thousand_wait(
     executor: ToolExecutor = run("greet")
     ran: list[str] = []
 
-    async def execute(call: ToolCall, progress: object) -> ToolOutcome:
+    async def execute(call: ToolCall, *_: object) -> ToolOutcome:
         ran.append(call.run)
         return ToolOutcome("done")
 
