@@ -287,6 +287,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.control(_PING)
         while [wire for wire in [*self.wires] if wire.receive()]:
             self.control(_PING)
+        for wire in [*self.wires]:
+            wire.pass_on()
 
     def connected(self) -> socket.socket:
         """A connection to the server."""
@@ -368,6 +370,7 @@ class Wire(asyncio.Transport):
         """Whether that command is executed first."""
         self._loop, self._protocol = loop, protocol
         self._last_up = False
+        self._received = b""
         self._on_way = 0
         self._closed = False
         self._blocked = 0
@@ -434,13 +437,19 @@ class Wire(asyncio.Transport):
             data = b""
         if not data:
             self.cut()
-            return True
+        self._received += data
+        return True
+
+    def pass_on(self) -> None:
+        """Send on what was received, as one piece: in how many the server wrote it is no part of a play."""
+        data, self._received = self._received, b""
+        if not data:
+            return
         self._blocked += 1
         if self.error_instead:
             data, self.error_instead = b"-%b\r\n" % self.error_instead, b""
         if not self.silent:
             self._reply(data)
-        return True
 
     def _reply(self, data: bytes) -> None:
         self.down_at = max(self.down_at, self._loop.now) + self._loop.latency()
