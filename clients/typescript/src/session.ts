@@ -144,9 +144,13 @@ export class Session {
     return { append, fate };
   }
 
-  /** End the open run as `cancelled`; what waits starts the next one. If none is open, what was heard cuts the last one. */
-  interrupt(options: AppendOptions & Heard = {}): Promise<Receipt> {
-    return this.append({ type: "interrupt", ...heardIn(options) }, options);
+  /**
+   * End the open run as `cancelled`; what waits starts the next one. If none is open, what was heard cuts the last one.
+   * `run`: the one that is meant; if there is a newer one, the append is returned as `newer_run`.
+   */
+  interrupt(options: AppendOptions & Heard & { run?: string } = {}): Promise<Receipt> {
+    const { run } = options;
+    return this.append({ type: "interrupt", ...heardIn(options), ...(run === undefined ? {} : { run }) }, options);
   }
 
   /** Take back the append `waiting`, if it still waits: it is then returned as `withdrawn`. */

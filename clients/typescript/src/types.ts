@@ -586,6 +586,7 @@ export interface Interrupt {
   type: "interrupt";
   heard_through?: number;
   heard_characters?: number;
+  run?: string;
 }
 
 /**
@@ -699,7 +700,7 @@ export interface Returned {
   run?: string;
   run_seq?: number;
   append: string;
-  reason: "busy" | "exists" | "heard_too_far" | "not_waiting" | "nothing_open" | "queue_full" | "refused" | "withdrawn";
+  reason: "busy" | "exists" | "heard_too_far" | "newer_run" | "not_waiting" | "nothing_open" | "queue_full" | "refused" | "withdrawn";
   problem?: string;
 }
 

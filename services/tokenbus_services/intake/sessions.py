@@ -104,6 +104,11 @@ class _Session(msgspec.Struct, frozen=True):
     def run(self, number: int) -> str:
         return SessionRun(self.ref, self.made, number).id
 
+    @property
+    def newest(self) -> str:
+        """The open run, or the last one; empty if it has had none."""
+        return (self.open_run or self.run(self.runs - 1)) if self.runs else ""
+
 
 class SessionAppends:
     """Builds the calls; each puts one append into its session, however often it is sent."""
@@ -182,7 +187,8 @@ class SessionAppends:
                     as_of="" if rewrite.as_of is None else str(rewrite.as_of),
                 )
             case Interrupt() as interrupt:
-                return self._append(session, name, tenant, "interrupt", interrupt, heard=interrupt)
+                other = interrupt.run if interrupt.run != session.newest else None
+                return self._append(session, name, tenant, "interrupt", interrupt, heard=interrupt, subject=other or "")
             case Withdraw() as withdraw:
                 return self._append(session, name, tenant, "withdraw", withdraw, subject=withdraw.append)
             case Delete() as delete:
@@ -352,7 +358,7 @@ class SessionAppends:
         keys, partition = self._keys, self._keys.partition_of(session.ref)
         next_run = session.run(session.runs)
         keys.note(next_run, partition)
-        last = (session.open_run or session.run(session.runs - 1)) if session.runs else next_run
+        last = session.newest or next_run
         keys.note(last, partition)
         through, characters = (heard.heard_through, heard.heard_characters) if heard else (None, None)
         event = SteerRequested() if when_busy == "steer_now" else CancelRequested(INTERRUPTED, through, characters)

@@ -455,6 +455,8 @@ class Interrupt(_Part, frozen=True, kw_only=True, tag="interrupt"):
 
     heard_through: Annotated[int, Meta(ge=-1)] | None = None
     heard_characters: Annotated[int, Meta(ge=0)] | None = None
+    run: RunId | None = None
+    """The run that is meant: if there is a newer one, nothing is interrupted."""
 
 
 class Withdraw(_Part, frozen=True, kw_only=True, tag="withdraw"):

@@ -67,12 +67,20 @@ def session_run(run: str) -> SessionRun | None:
 
 
 ReturnReason = Literal[
-    "busy", "withdrawn", "queue_full", "heard_too_far", "not_waiting", "nothing_open", "exists", "refused"
+    "busy",
+    "withdrawn",
+    "queue_full",
+    "heard_too_far",
+    "not_waiting",
+    "nothing_open",
+    "newer_run",
+    "exists",
+    "refused",
 ]
 """``busy``: a run is open, and `when_busy` is `reject` or the append rewrites. ``heard_too_far``: the run has no event
-as new.
-``not_waiting``: there is nothing to withdraw. ``nothing_open``: there is nothing to interrupt. ``exists``: ``messages``
-for a session that is there. ``refused``: the append is invalid, see ``problem``.
+as new. ``not_waiting``: there is nothing to withdraw. ``nothing_open``: there is nothing to interrupt. ``newer_run``:
+the run to interrupt is not the newest. ``exists``: ``messages`` for a session that is there. ``refused``: the append is
+invalid, see ``problem``.
 """
 
 

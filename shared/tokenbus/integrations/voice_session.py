@@ -8,10 +8,8 @@ from typing import cast
 
 import msgspec
 
-from tokenbus.client.sessions.listing import session_info
 from tokenbus.client.sessions.session import Session
 from tokenbus.errors import RequestInvalid, SessionNotFound
-from tokenbus.events.sessions import session_run
 from tokenbus.integrations.chat_request import Json
 
 LOOK_S = 0.02
@@ -61,17 +59,9 @@ class VoiceSession:
         """End the run, or cut it if it has ended: it was heard up to the event ``through``, -1 for nothing, None for
         not known. Without effect if there is a newer run. Raises as `Session.interrupt`.
         """
-        if not await self._is_newest(run):
-            return
-        receipt = await self._session.interrupt(heard_through=through)
+        receipt = await self._session.interrupt(heard_through=through, run=run)
         if receipt.fate.reason == "heard_too_far":  # a fail-over lost events that were spoken
-            await self._session.interrupt()
-
-    async def _is_newest(self, run: str) -> bool:
-        session, of = self._session, session_run(run)
-        deployment = session._deployment  # pyright: ignore[reportPrivateUsage]
-        info = await session_info(deployment, session.name, session.tenant)
-        return of is not None and of.number == info.runs - 1
+            await self._session.interrupt(run=run)
 
     async def _configuration(self, fields: Json, before: Sequence[Json]) -> Mapping[str, object]:
         if self._configured is None:

@@ -199,7 +199,9 @@ async def test_a_busy_session_rejects_interrupts_and_gives_messages_back(
         # The last run's speech may end after the run.
         last = next(s.event for s in reversed(steps) if isinstance(s.event, Chunk))
         assert isinstance(last, Chunk)
-        assert (await session.interrupt(heard_through=last.seq, heard_characters=1)).fate.state == "delivered"
+        for meant, reason in ((heard.run, "newer_run"), (last.run, None)):
+            cut = await session.interrupt(heard_through=last.seq, heard_characters=1, run=meant)
+            assert cut.fate.reason == reason
         assert len(texts(await session.messages())[-1][1]) < len("answer 2")
 
 

@@ -52,6 +52,7 @@ _RETURNED: dict[ReturnReason, str] = {
     "heard_too_far": "it says that more was heard than was said",
     "not_waiting": "it does not wait any more",
     "nothing_open": "there is nothing to interrupt",
+    "newer_run": "the next answer has begun",
     "exists": "the session is there already",
 }
 

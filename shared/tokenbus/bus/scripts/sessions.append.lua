@@ -36,7 +36,7 @@
 --   heard_characters  of it, or ''
 --   frame  event that cancels or steers the open run
 --   control_frame
---   subject  what to withdraw, or how many runs to rewrite
+--   subject  what to withdraw, how many runs to rewrite, or the run to interrupt, if it is not the newest
 --   as_of  newest event that the caller of a rewrite saw, or ''
 --   open_ms  lifetime of an open run
 --   keep_ms  lifetime of a session
@@ -135,7 +135,9 @@ elseif kind == 'rewrite' then
   end
 elseif kind == 'interrupt' then
   told('appended')
-  if s.run ~= '' and may_hear(heard) then
+  if subject ~= '' then
+    returned(s, append, 'newer_run', '')
+  elseif s.run ~= '' and may_hear(heard) then
     stop_open_run()
     delivered(s, append, r[4] or '0')
   elseif s.run == '' and heard ~= '' and runs ~= '0' and may_hear(heard) then

@@ -194,15 +194,17 @@ class Session:
         *,
         heard_through: int | None = None,
         heard_characters: int | None = None,
+        run: str | None = None,
         append: str | None = None,
         wait_s: float = ACCEPTED_WAIT_S,
     ) -> Receipt:
         """End the open run as `cancelled`, reason `interrupted`; what waits starts the next one.
 
         ``heard_through``, ``heard_characters``: as in `Client.cancel`. If no run is open, they cut the last one, whose
-        speech may end after it did.
+        speech may end after it did. ``run``: the one that is meant; if there is a newer one, the append is returned as
+        `newer_run`, and nothing is interrupted.
         """
-        item = Interrupt(heard_through=heard_through, heard_characters=heard_characters)
+        item = Interrupt(heard_through=heard_through, heard_characters=heard_characters, run=run)
         return await self.append(item, append=append, wait_s=wait_s)
 
     async def withdraw(self, waiting: str, *, append: str | None = None, wait_s: float = ACCEPTED_WAIT_S) -> Receipt:

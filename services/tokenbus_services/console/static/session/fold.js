@@ -22,6 +22,7 @@ const RETURNED = {
   heard_too_far: "it said that more was heard than was said",
   not_waiting: "it did not wait any more",
   nothing_open: "nothing was open",
+  newer_run: "a newer run was open",
   exists: "the session was there already",
 };
 
