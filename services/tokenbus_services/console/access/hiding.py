@@ -78,7 +78,7 @@ def hidden_error(error: ErrorInfo) -> dict[str, Any]:
 
 
 _OF_SESSION = frozenset({"type", "session_seq", "at_ms", "run", "run_seq", "append", "turn", "reason", "status"})
-_OF_ITEM = frozenset({"type", "when_busy", "together", "heard_through", "heard_characters", "append"})
+_OF_ITEM = frozenset({"type", "when_busy", "together", "heard_through", "heard_characters", "append", "run"})
 
 
 def hidden_of_session(event: SessionEvent) -> dict[str, Any]:
