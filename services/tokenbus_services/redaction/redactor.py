@@ -211,7 +211,7 @@ _TELLING_CHARS, _TELLING_PART = 12, 0.5
 
 class Redaction:
     """Replaces secrets with `MARK` in every spelling that JSON, URLs, HTML or base64 may use (see
-    see `heads_of`).
+    `heads_of`).
 
     Data without escapes of a secret's characters costs only a search for a few fixed strings.
     """
