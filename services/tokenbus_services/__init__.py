@@ -6,20 +6,35 @@ Imports only the standard library, because `cli.entry` does.
 from __future__ import annotations
 
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 
-def import_structlog_alone() -> None:
-    """Import structlog without rich, which it uses for tracebacks that `runtime.logs` writes as text.
+@contextmanager
+def absent(*names: str) -> Generator[None]:
+    """Within it, an import of these modules fails, unless they were imported before.
 
-    With pygments, rich is a seventh of the CPU of a worker's imports. Commands that show tables import it themselves.
-    Raises ModuleNotFoundError.
+    Libraries load some that they do without: redis the metrics of OpenTelemetry's SDK, structlog rich. No worker uses
+    that, and it was a fifth of the CPU of a worker's imports.
     """
     modules: dict[str, Any] = sys.modules
-    if "rich" in modules:
-        return
-    modules["rich"] = None  # an import of it fails (the language's reference, 5.3.1), and structlog does without
+    missing = [name for name in names if name not in modules]
+    modules.update(dict.fromkeys(missing))  # None: see the language's reference, 5.3.1
     try:
-        import structlog  # noqa: F401  # pyright: ignore[reportUnusedImport]
+        yield
     finally:
-        del modules["rich"]
+        for name in missing:
+            del modules[name]
+
+
+def import_lightly() -> None:
+    """Import redis and structlog without OpenTelemetry and rich, and httpx, whenever it comes, without its command.
+
+    Commands that show tables import rich themselves. Raises ModuleNotFoundError.
+    """
+    with absent("opentelemetry", "rich"):
+        import redis  # noqa: F401  # pyright: ignore[reportUnusedImport]
+        import structlog  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    modules: dict[str, Any] = sys.modules
+    modules.setdefault("httpx._main", None)

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenbus_services.redaction.events import MAX_HELD_LINES, MAX_LINE_BYTES, MAX_TAILS, RedactedEvents
-from tokenbus_services.redaction.redactor import MARK, Redaction, named_secret, secrets_of
+from tokenbus_services.redaction.known_secrets import named_secret, secrets_of
+from tokenbus_services.redaction.redactor import MARK, Redaction
 from tokenbus_services.settings import HttpTool, McpHttp, ProviderSettings, Settings
 
 KEY = 'sk-aa"b/c\\d+é'

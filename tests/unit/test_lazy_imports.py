@@ -33,8 +33,9 @@ def test_a_chat_through_pipes_loads_no_terminal():
     assert "prompt_toolkit" not in _loaded("tokenbus_services.cli.main", "tokenbus_services.cli.chat.command")
 
 
-def test_a_process_of_tools_calls_loads_no_client_of_the_server():
-    assert not {"redis", "httpx", "faststream"} & _loaded("tokenbus_services.tools.python.calls")
+def test_a_process_of_tools_calls_loads_no_client_of_the_server_and_no_settings():
+    loaded = _loaded("tokenbus_services.executor.fork_server", "tokenbus_services.tools.python.calls")
+    assert not {"redis", "httpx", "faststream", "tokenbus_services.settings", "tokenbus.providers.registry"} & loaded
 
 
 def test_services_load_nothing_of_mcp_which_the_demo_has_not():
@@ -74,17 +75,22 @@ entry.main(["worker", "blobs"])
 
 
 @pytest.mark.parametrize("command", ["worker", "up"])
-def test_what_runs_for_long_loads_no_rich_which_structlog_would_use_for_tracebacks(command: str):
+def test_what_runs_for_long_loads_nothing_that_its_libraries_only_might_use(command: str):
     code = f"""
 import sys, types
 from tokenbus_services.cli import entry
 main = sys.modules["tokenbus_services.cli.main"] = types.ModuleType("main")
-main.main = lambda arguments: print("structlog" in sys.modules, [m for m in sys.modules if m.split(".")[0] == "rich"])
+
+def run(arguments):
+    import httpx
+    print(*(name for name in sys.modules if name.split(".")[0] in ("redis", "structlog", "rich", "opentelemetry")))
+
+main.main = run
 entry.main(["{command}", "blobs"])
-import rich
+import opentelemetry.sdk.metrics, rich
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.split() == ["True", "[]"]
+    assert {name.partition(".")[0] for name in ran.stdout.split()} == {"redis", "structlog"}
 
 
 def test_the_collector_is_on_in_every_other_command():

@@ -9,7 +9,7 @@ import gc
 import sys
 from collections.abc import Sequence
 
-from tokenbus_services import import_structlog_alone
+from tokenbus_services import import_lightly
 
 _INTERRUPTED = 130
 _USAGE = 2
@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     gc.disable()
     try:
         if (sys.argv[1:] if arguments is None else arguments)[:1] in (["up"], ["worker"]):
-            import_structlog_alone()
+            import_lightly()
         from tokenbus_services.cli.main import main as run
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)

@@ -30,7 +30,7 @@ from tokenbus_services.cli.service_registry import ServiceName
 from tokenbus_services.cli.signals import stop_on_signal
 from tokenbus_services.net.http_server import ENDLESS, HttpBounds, server_config
 from tokenbus_services.net.web_socket import BoundedSocket
-from tokenbus_services.redaction.redactor import secrets_of
+from tokenbus_services.redaction.known_secrets import secrets_of
 from tokenbus_services.runtime import logs
 from tokenbus_services.runtime.app.service_app import EMBEDDED
 from tokenbus_services.runtime.supervision import LoopWatch

@@ -22,7 +22,8 @@ from tokenbus.providers.auth import Auth, CallToSign
 from tokenbus.providers.file_api import FileCall
 from tokenbus_services.media.locate import MediaBody
 from tokenbus_services.net.http_client import Client
-from tokenbus_services.redaction.redactor import LEARNED, Redaction, named_secret
+from tokenbus_services.redaction.known_secrets import named_secret
+from tokenbus_services.redaction.redactor import LEARNED, Redaction
 from tokenbus_services.settings import ProviderSettings, Settings
 from tokenbus_services.settings.file import add_settings_directory_to_path
 

@@ -9,13 +9,13 @@ import gc
 import sys
 from importlib import import_module
 
-from tokenbus_services import import_structlog_alone
+from tokenbus_services import absent
 
 if __name__ == "__main__":
     gc.disable()  # imports leave no garbage, see `cli.entry`
-    import_structlog_alone()
-    from tokenbus_services.executor import fork_server
+    with absent("opentelemetry", "rich"):
+        from tokenbus_services.executor import fork_server
 
-    prepare = import_module(sys.argv[1]).prepare
+        prepare = import_module(sys.argv[1]).prepare
     gc.enable()
     fork_server.main(prepare, int(sys.argv[2]))

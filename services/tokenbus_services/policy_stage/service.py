@@ -26,7 +26,7 @@ from tokenbus_services.executor.protocol import Setup
 from tokenbus_services.policy_stage.executors import InWorker, PolicyExecutors, PolicyPool
 from tokenbus_services.policy_stage.messages import PolicyWork
 from tokenbus_services.policy_stage.run_task import PolicyRunTask, RunRecord, ServerRunRecord
-from tokenbus_services.redaction.redactor import secrets_of
+from tokenbus_services.redaction.known_secrets import secrets_of
 from tokenbus_services.settings import Settings
 from tokenbus_services.telemetry import NO_TRACER, RunTracer, Span
 

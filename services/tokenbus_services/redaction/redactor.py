@@ -9,16 +9,8 @@ from __future__ import annotations
 import re
 from base64 import b64encode
 from bisect import bisect_right
-from collections.abc import AsyncIterable, AsyncIterator, Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterable, AsyncIterator, Collection, Iterable, Iterator
 from html.entities import html5
-from pathlib import Path
-
-from tokenbus.bus.server.url import URL_FILE_ENV, parse_url
-from tokenbus.errors import SettingsError
-from tokenbus.providers import registry
-from tokenbus.secret_env import FILE
-from tokenbus_services.settings import HttpTool, McpHttp, McpStdio, Outbound, Settings, WebhookSettings
 
 # Spellings of a secret: verbatim or in capitals; in JSON, URLs or HTML with any of its characters escaped; in
 # hexadecimal; and in base64.
@@ -198,11 +190,8 @@ def _undone(escape: re.Match[bytes]) -> bytes | None:
 
 
 MARK = "[redacted]"
-_SECRET_NAME = re.compile(r"(^|_)(API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|$)", re.IGNORECASE)
 _SHORTEST = 6
 """Shorter values are not treated as secrets; they would match ordinary text."""
-_LONGEST_IN_FILE = 4096
-"""A longer file, or one of several lines, is a certificate or the like, which nothing repeats."""
 _MOST_LEARNED = 16
 """How many rotated keys and tokens to remember: a response may contain one that was just replaced."""
 _TELLING_CHARS, _TELLING_PART = 12, 0.5
@@ -395,73 +384,6 @@ class RedactedStream:
 
 def _secrets_among(values: Iterable[str]) -> list[str]:
     return [value for value in dict.fromkeys(map(str.strip, values)) if len(value) >= _SHORTEST]
-
-
-def secrets_of(settings: Settings, env: Mapping[str, str]) -> set[str]:
-    """All secrets of a process with these settings: provider keys, header values of tools and the like, variables
-    with secret names, and the server's password.
-    """
-    names = provider_key_variables(settings)
-    for called in (*settings.tools.values(), *settings.mcp.values(), *settings.webhooks.values()):
-        if isinstance(called, Outbound):
-            names |= {*called.header_env.values()}
-        if isinstance(called, HttpTool) and called.signing_env:
-            names |= {called.signing_env}
-        if isinstance(called, WebhookSettings):
-            names |= {called.secret_env}
-    values = named_secret(env) | {env.get(name, "") for name in names}
-    for name in names:
-        values.update(key_in_file(env.get(f"{name}{FILE}")))
-    for provider in settings.providers.values():
-        variable = registry.get(provider.api).default_key_env if provider.api_key_env is None else provider.api_key_env
-        values.update(key_in_file(provider.api_key_file or (env.get(f"{variable}{FILE}") if variable else None)))
-    values.update(key_in_file(env.get(URL_FILE_ENV)))
-    for url in filter(None, (settings.redis_url, env.get("TOKENBUS_REDIS_URL"))):
-        with suppress(SettingsError):  # reported when connecting
-            values.add(parse_url(url).password or "")
-    return values
-
-
-def key_in_file(path: str | None) -> list[str]:
-    """The current key in a file; empty if unreadable, which is reported where the key is needed."""
-    try:
-        return [Path(path).read_text(encoding="utf-8").strip()] if path else []
-    except (OSError, UnicodeDecodeError):
-        return []
-
-
-def provider_key_variables(settings: Settings) -> frozenset[str]:
-    """The environment variables that hold provider keys."""
-    return frozenset(
-        registry.get(p.api).default_key_env if p.api_key_env is None else p.api_key_env
-        for p in settings.providers.values()
-    ) - {""}
-
-
-def tool_variables(settings: Settings) -> frozenset[str]:
-    """The environment variables passed by name to HTTP tools and MCP servers."""
-    names: set[str] = set()
-    for tool in (*settings.tools.values(), *settings.mcp.values()):
-        match tool:
-            case HttpTool():
-                names |= {*tool.header_env.values(), *filter(None, [tool.signing_env])}
-            case McpHttp():
-                names |= {*tool.header_env.values()}
-            case McpStdio():
-                names |= {*tool.env_pass}
-            case _:
-                pass
-    return frozenset(names)
-
-
-def named_secret(env: Mapping[str, str]) -> set[str]:
-    """The values of all variables with a secret-sounding name; of one that ends in `_FILE`, what its file holds."""
-    names = {name for name in env if _SECRET_NAME.search(name)}
-    values = {env[name] for name in names if not name.endswith(FILE)}
-    for name in names:
-        if name.endswith(FILE):
-            values.update(v for v in key_in_file(env[name]) if len(v) <= _LONGEST_IN_FILE and "\n" not in v)
-    return values
 
 
 LEARNED = Redaction(most_learned=64)

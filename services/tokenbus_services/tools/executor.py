@@ -25,7 +25,8 @@ from tokenbus_services.blobs.client import BlobLoader, loader_of
 from tokenbus_services.executor.processes import End
 from tokenbus_services.json_schema import SchemaError, compile_schema
 from tokenbus_services.net.outbound import Learn
-from tokenbus_services.redaction.redactor import LEARNED, Redaction, named_secret
+from tokenbus_services.redaction.known_secrets import named_secret
+from tokenbus_services.redaction.redactor import LEARNED, Redaction
 from tokenbus_services.settings import (
     DEFAULT_TOOL_TIMEOUT_S,
     ClientTool,

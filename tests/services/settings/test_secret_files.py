@@ -20,7 +20,7 @@ from tokenbus_services.blobs.auth import admitted, secret_of
 from tokenbus_services.cli.up.command import withheld_from
 from tokenbus_services.endpoints.endpoint import Key
 from tokenbus_services.net.outbound import Headers
-from tokenbus_services.redaction.redactor import secrets_of
+from tokenbus_services.redaction.known_secrets import secrets_of
 from tokenbus_services.settings import (
     BlobSettings,
     HttpTool,

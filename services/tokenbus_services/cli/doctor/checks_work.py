@@ -17,7 +17,7 @@ from tokenbus_services.blobs.http import FULL
 from tokenbus_services.cli.doctor.checks import NEARLY, Finding
 from tokenbus_services.cli.inspect import BlobFailure, FailingModel, SilentModel
 from tokenbus_services.cli.render.event_text import failure, size, time_span
-from tokenbus_services.redaction.redactor import key_in_file
+from tokenbus_services.redaction.known_secrets import key_in_file
 from tokenbus_services.runtime.deployment_snapshot import DeploymentSnapshot, QueueFacts, StageFacts
 from tokenbus_services.runtime.mcp_tool_cache import REFRESH_S, TTL_S, hint
 from tokenbus_services.settings import DEFAULT_PROVIDERS, Settings

@@ -31,7 +31,7 @@ from tokenbus_services.cli.signals import stop_on_signal
 from tokenbus_services.cli.up import supervisor as own_server
 from tokenbus_services.cli.up.supervisor import Supervisor, UpServer, Watcher, WorkerSlot
 from tokenbus_services.process.embedded_server import HOST, free_port
-from tokenbus_services.redaction.redactor import provider_key_variables, tool_variables
+from tokenbus_services.redaction.known_secrets import provider_key_variables, tool_variables
 from tokenbus_services.settings import Settings
 
 if TYPE_CHECKING:

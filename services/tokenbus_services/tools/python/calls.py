@@ -15,7 +15,6 @@ from tokenbus.errors import SettingsError, ToolFailure
 from tokenbus.events.frames import GivenAnswer, ToolReported
 from tokenbus.tools import Image
 from tokenbus_services.executor import fork_server
-from tokenbus_services.settings import PythonTool
 from tokenbus_services.tools.progress import Reporter
 from tokenbus_services.tools.python.function import ToolFunction
 from tokenbus_services.tools.questions import Question
@@ -42,7 +41,7 @@ def prepare(work: bytes) -> fork_server.Serve:
             message: Call | Cancel | Given = to_executor.decode(body)
             if isinstance(message, Call):
                 name = message.call.name
-                waits = questions if what.tools[name].questions == "wait" else None
+                waits = questions if what.tools[name].waits else None
                 work = _run(link, functions[name], message, what.result_bytes, waits)
                 running = asyncio.create_task(work, name=f"tool {name}")
             elif isinstance(message, Given):
@@ -128,10 +127,19 @@ def _encoded(text: str) -> bytes:
 # Messages between a tool worker and its executors. An executor has one call at a time.
 
 
+class PythonCall(msgspec.Struct, frozen=True):
+    """What an executor needs of a `PythonTool`, whose settings would cost it half of its start."""
+
+    call: str
+    parameters: dict[str, object]
+    waits: bool
+    """Whether a call that asks waits for the answer."""
+
+
 class PythonWork(msgspec.Struct, frozen=True, kw_only=True):
     """What executors of tools do."""
 
-    tools: dict[str, PythonTool]
+    tools: dict[str, PythonCall]
     source: str
     """Where the tools are declared."""
     result_bytes: int

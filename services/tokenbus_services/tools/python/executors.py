@@ -22,7 +22,7 @@ from tokenbus.tools import Image, Report, ToolContext
 from tokenbus_services.executor.marks import ExecutorMarks
 from tokenbus_services.executor.processes import End, ExecutorProcess, Executors
 from tokenbus_services.executor.protocol import Setup
-from tokenbus_services.redaction.redactor import secrets_of
+from tokenbus_services.redaction.known_secrets import secrets_of
 from tokenbus_services.settings import PythonTool, Settings
 from tokenbus_services.tools.python.calls import (
     Asked,
@@ -31,6 +31,7 @@ from tokenbus_services.tools.python.calls import (
     Failed,
     Given,
     Holds,
+    PythonCall,
     PythonWork,
     Reported,
     Returned,
@@ -132,7 +133,11 @@ class PythonExecutors:
         on_end: Callable[[End], None] = lambda end: None,
     ) -> None:
         """``on_end``: called for each executor that ended unexpectedly."""
-        tools = {name: tool for name, tool in settings.tools.items() if isinstance(tool, PythonTool)}
+        tools = {
+            name: PythonCall(tool.call, tool.parameters, tool.questions == "wait")
+            for name, tool in settings.tools.items()
+            if isinstance(tool, PythonTool)
+        }
         # A text that is cut here is still too long for the blob store, which its result then says.
         work = PythonWork(tools=tools, source=source, result_bytes=settings.blobs.max_bytes + 1)
         self._memory_bytes = settings.limits.tool_memory_bytes
