@@ -10,6 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 import httpx
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
@@ -249,6 +250,13 @@ async def test_the_operator_makes_keys_and_the_gateway_finds_and_counts_them(
         await gateway.client.zrem(f"{use}:open", "r1 g")
         [spent] = await read_spend(operator, KEYS, [made.id])
         assert spent.total.output == 1
+        async with Server(guarded.url("tools")) as tools:
+            assert await KeyStore(tools, KEYS).find(made.id) == found
+            of_child = HoldKeys(KEYS.gateway_counted("r1~0"), KEYS.gateway_held(made.id))
+            limits = msgspec.structs.replace(limits, budget_nano=1000, tokens_per_minute=5000)
+            places = {"gateway": "", "lease_ms": 60_000, "hold": of_child, "reserved": reserved, "above": ["r1"]}
+            assert (await run_script(tools, admit(use, spend, "r1~0", limits, **places)))[0] == b""
+            await run_script(tools, release(of_child, "r1~0", ended=False))
         await store.revoke(made.id)
     assert await guarded.refusals() == []
 

@@ -23,11 +23,11 @@ from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.http_request import AfterRouting, AsgiApp, Edge, Refuse, Scope, headers_in, response_to
 from tokenbus_services.gateway.keys.access import KeyAccess
 from tokenbus_services.gateway.keys.admin import AdminServer
-from tokenbus_services.gateway.keys.allowed import Aliases
+from tokenbus_services.gateway.keys.admission import KeyAdmission
 from tokenbus_services.gateway.keys.directory import KeyDirectory, check_keys
 from tokenbus_services.gateway.keys.store import KeyStore
 from tokenbus_services.gateway.metrics import GatewayMetrics
-from tokenbus_services.gateway.models import ModelTable, RoutedModel
+from tokenbus_services.gateway.models import ModelTable, aliases_of
 from tokenbus_services.gateway.problem import Problem, Refusal, of_exception
 from tokenbus_services.gateway.request_spans import RequestSpans
 from tokenbus_services.gateway.routes.registry import Forms, routes_of
@@ -36,7 +36,6 @@ from tokenbus_services.gateway.service import GatewayPart, GatewayService
 from tokenbus_services.gateway.surfaces.contract import TranslationRules
 from tokenbus_services.gateway.surfaces.errors import openai_refusal
 from tokenbus_services.net.request_guard import PAGES, GuardRefusal, RequestGuard
-from tokenbus_services.pricing import PriceTable
 from tokenbus_services.runtime.app.service_app import make_app, make_broker, worker_name
 from tokenbus_services.runtime.supervision import stuck_after_s
 from tokenbus_services.settings import ClientTool, GatewaySettings, Settings
@@ -251,10 +250,6 @@ def model_table(settings: Settings, table: GatewaySettings) -> ModelTable:
     return ModelTable(providers, aliases_of(table), table.models)
 
 
-def aliases_of(table: GatewaySettings) -> dict[str, list[RoutedModel]]:
-    return {name: [_provider_model(choice) for choice in choices] for name, choices in table.aliases.items()}
-
-
 def make_access(
     settings: Settings, table: GatewaySettings, models: ModelTable, server: Server, bus: Client
 ) -> tuple[AccessControl, list[GatewayPart]]:
@@ -262,7 +257,7 @@ def make_access(
     rules = rules_of(settings, table, models)
     if not has_keys(settings):
         return OpenAccess(rules), []
-    return keyed_parts(settings, server, bus, rules=rules, aliases=aliases_of(table), env=os.environ)
+    return keyed_parts(settings, server, bus, rules=rules, env=os.environ)
 
 
 def rules_of(settings: Settings, table: GatewaySettings, models: ModelTable) -> TranslationRules:
@@ -276,46 +271,30 @@ def rules_of(settings: Settings, table: GatewaySettings, models: ModelTable) -> 
     )
 
 
-def _provider_model(name: str) -> RoutedModel:
-    provider, _, model = name.partition("/")
-    return RoutedModel(provider=provider, model=model)
-
-
-_COUNTED_KEPT_MS = 2 * 3_600_000
-
-
 def keyed_parts(
     settings: Settings,
     server: Server,
     bus: Client,
     *,
     rules: TranslationRules,
-    aliases: Aliases,
     env: Mapping[str, str],
 ) -> tuple[KeyAccess, list[GatewayPart]]:
     """Access control, and what works beside it. Raises SettingsError for keys and an admin API that cannot work."""
     table = settings.gateway
     assert table
     check_keys(table.keys)
-    store = KeyStore(server, settings.keys)
-    directory = KeyDirectory(table.keys, store)
-    prices = PriceTable(table.prices)
-    # Events come again until the group has acknowledged them, at the latest when a gateway is back; a run may be open
-    # for as long as its keys are kept.
-    keep_ms = _COUNTED_KEPT_MS + round(1000 * (settings.retention.open_run_s + settings.retention.finished_run_s))
-    access = KeyAccess(
-        settings, server, directory=directory, rules=rules, aliases=aliases, prices=prices, keep_ms=keep_ms
-    )
+    admission = KeyAdmission.of(settings, server)
+    access = KeyAccess(settings, server, admission=admission, rules=rules)
     counter = SpendCounter(
         server,
         bus,
         settings.keys,
-        prices=prices,
+        prices=admission.prices,
         apis={name: provider.api for name, provider in settings.providers.items()},
-        rules_of=directory.rules_of,
-        keep_ms=keep_ms,
+        rules_of=admission.directory.rules_of,
+        keep_ms=admission.keep_ms,
     )
     parts: list[GatewayPart] = [counter]
     if table.admin:
-        parts.append(AdminServer(settings, table.admin, server, store, env))
+        parts.append(AdminServer(settings, table.admin, server, KeyStore(server, settings.keys), env))
     return access, parts

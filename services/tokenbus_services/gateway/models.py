@@ -11,6 +11,7 @@ import msgspec
 
 from tokenbus.providers.api import ApiName
 from tokenbus_services.gateway.problem import Problem, Refusal
+from tokenbus_services.settings.tables.gateway import GatewaySettings
 
 
 class RoutedModel(msgspec.Struct, frozen=True):
@@ -18,6 +19,14 @@ class RoutedModel(msgspec.Struct, frozen=True):
 
     provider: str
     model: str
+
+
+def aliases_of(table: GatewaySettings) -> dict[str, list[RoutedModel]]:
+    """The providers and models of each alias, in order of preference."""
+    return {
+        name: [RoutedModel(*choice.partition("/")[::2]) for choice in choices]
+        for name, choices in table.aliases.items()
+    }
 
 
 class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,5 +1,7 @@
 """Tools of kind `run`: a call begins a child run, and that run's text is the result of the call.
 
+A run that a client's key pays for has children that this key pays for: each is admitted as a request of the client is.
+
 Each entry of the queue is one look at the child, after which no worker has anything of it: the child is published, or
 it is still running, or it has ended and its text is delivered. The commit that ends the child asks for the last look.
 All looks come to the same end, however often they are repeated: the child's id follows from the call, and intake
@@ -8,6 +10,7 @@ accepts it once, while the call is open.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -22,15 +25,19 @@ from tokenbus.client.publishing import encoded
 from tokenbus.client.response import Response
 from tokenbus.client.sessions.history import response_in_log
 from tokenbus.core.request.bounds import tenant_of
-from tokenbus.errors import RequestError, ToolFailure
+from tokenbus.errors import RequestError, ServerError, ToolFailure
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import ChildEnd, ToolWork
 from tokenbus.events.requests import Generate, Message, Tool
+from tokenbus_services.gateway.keys.admission import KeyAdmission
+from tokenbus_services.gateway.problem import Refusal
+from tokenbus_services.gateway.surfaces.contract import Payer, payer_in
 from tokenbus_services.settings import RunTool, Settings
 
 MOST_REQUESTS = 100_000
 """No child run is published while more requests wait."""
 N = TypeVar("N", int, float)
+T = TypeVar("T")
 _request = msgspec.json.Decoder(Generate)
 
 
@@ -60,6 +67,7 @@ class ChildRuns:
         self._server = server
         self._settings = settings
         self._keys = settings.keys
+        self._admission = KeyAdmission.of(settings, server)
 
     async def look(self, work: ToolWork) -> Found | ChildCall | None:
         """What there is to do for the call; None: nothing, because the child runs or nothing waits for it."""
@@ -89,7 +97,7 @@ class ChildRuns:
     async def publish(
         self, work: ToolWork, call: ChildCall, tool: RunTool, arguments: dict[str, object], traceparent: str | None
     ) -> None:
-        """Publish the child run. Raises ToolFailure if intake would not take it."""
+        """Publish the child run. Raises ToolFailure if its key does not let it begin, or intake would not take it."""
         seconds = [tool.timeout_s, work.timeout_s]
         if call.deadline_ms:
             seconds.append(max(0.001, (call.deadline_ms - self._server.clock.now_ms()) / 1000))
@@ -112,8 +120,14 @@ class ChildRuns:
             user_id=above.user_id,
             traceparent=traceparent,
         )
+        payer = payer_in(work.metadata)
         try:
+            if payer:
+                request = await self._admitted(request, payer)
             data = encoded(request, limit=self._settings.limits.request_bytes)
+        except Refusal as e:
+            why = f"{e.problem.code}: {e.problem.message}"
+            raise ToolFailure(work.name, e.problem.code, f"the child run cannot begin: {why}") from None
         except RequestError as e:
             raise ToolFailure(work.name, "bad_arguments", f"the child run cannot begin: {e.code}: {e}") from None
         script = publish(self._keys.requests, requests=[MOST_REQUESTS, data, tenant_of(work.metadata)])
@@ -121,7 +135,24 @@ class ChildRuns:
             self._server, lambda: run_script(self._server, script), what="request for a child run"
         )
         if taken[0] is None:
+            if payer:
+                await self._insist(lambda: self._admission.release(payer.key, work.child))
             raise ToolFailure(work.name, "unavailable", "the child run cannot begin: too many requests wait")
+
+    async def _admitted(self, request: Generate, payer: Payer) -> Generate:
+        """The request as its key lets it begin. Raises Refusal."""
+        return await self._insist(lambda: self._admission.admit_child(request, payer))
+
+    async def _insist(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Repeat a call of the admission until the server takes it."""
+
+        async def untranslated() -> T:
+            try:
+                return await attempt()
+            except ServerError as e:
+                raise e.__cause__ or e from None  # the error of redis-py, which says whether to try again
+
+        return await retry_until_available(self._server, untranslated, what="admission of a child run")
 
     def _within(self, work: ToolWork) -> Keys:
         """A tree is in one partition."""

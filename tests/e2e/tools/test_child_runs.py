@@ -14,6 +14,7 @@ from tests.waiting import eventually
 from tokenbus import Client, Run
 from tokenbus.bus.erase import erase_runs, remains, with_children
 from tokenbus.bus.keys import Keys
+from tokenbus.bus.run_record import call_field
 from tokenbus.bus.server.server import Server
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.public import (
@@ -28,17 +29,17 @@ from tokenbus.events.public import (
     Started,
 )
 from tokenbus.testing import LocalBus
-from tokenbus_services.gateway.budgets.spend import read_spend
-from tokenbus_services.gateway.keys.key import new_key
+from tokenbus_services.gateway.budgets.spend import ClientSpend, read_spend
+from tokenbus_services.gateway.keys.key import NewKey, new_key
 from tokenbus_services.mock_provider import Reply, Stall, ToolCall, Turn
 
-KEY = new_key()
+KEY, POOR, NARROW, SLOW = (new_key() for _ in range(4))
 SETTINGS = f"""
 [limits]
 child_runs = 2
 child_depth = 2
 [gateway]
-tools = ["research"]
+tools = ["research", "stuck"]
 [gateway.prices."anthropic/"]
 input = 1
 output = 1000
@@ -46,6 +47,16 @@ output = 1000
 sha256 = "{KEY.sha256}"
 tools = ["research"]
 max_budget = 9
+[gateway.keys.poor]
+sha256 = "{POOR.sha256}"
+max_budget = 0.05
+max_tokens = 100
+[gateway.keys.narrow]
+sha256 = "{NARROW.sha256}"
+models = ["anthropic/asks"]
+[gateway.keys.slow]
+sha256 = "{SLOW.sha256}"
+rpm_limit = 2
 """
 SETTINGS += """
 [tools.research]
@@ -100,6 +111,7 @@ def bus() -> Generator[LocalBus]:
         running.model_says("researcher", lambda request: f"Found {request.user_text!r}")
         running.model_says("asks three", calls(*(("research", {"task": n}) for n in "abc")), "Thanks.")
         running.model_says("digs", calls(("deeper", {"task": "dig"})), "Dug.")
+        running.model_says("waits for two", calls(("stuck", {"task": "one"}), ("stuck", {"task": "two"})), "Both.")
         running.model_says("waits", calls(("stuck", {"task": "wait"})), "Never.")
         running.model_says("silent", Turn(says=Reply(text="Begun, and more."), fault=Stall(after_text="Begun")))
         running.model_says("is brief", calls(("brief", {"task": "wait"})), "Late.")
@@ -242,20 +254,80 @@ async def test_a_tree_is_bounded_in_breadth_and_depth(bus: LocalBus, client: Cli
 
 
 async def test_the_key_of_the_parent_pays_for_the_children(bus: LocalBus, client: Client) -> None:
-    body = {"model": "anthropic/asks", "messages": [{"role": "user", "content": "go"}], "tools": [{"name": "research"}]}
-    async with httpx.AsyncClient(base_url=bus.gateway, headers=auth(KEY), timeout=60) as http:
-        answer = await http.post("/runs", json=body)
-        assert answer.status_code in (200, 202), answer.text
-        run = answer.json()["run"]
+    run = await posted(bus, KEY, "asks", "research")
     ends = [(await events_of(client, each))[-1] for each in (run, f"{run}~0")]
     used = [end.usage.output or 0 for end in ends if isinstance(end, Completed) and end.usage]
 
     async def spent() -> bool:
-        async with Server(bus.url) as server:
-            total = (await read_spend(server, Keys(), ["pays"]))[0].total
+        total = (await spend_of(bus, "pays")).total
         return (total.runs, total.output) == (2, sum(used))
 
     await eventually(spent)
+
+
+async def posted(bus: LocalBus, key: NewKey, model: str, tool: str, **more: Any) -> str:
+    """A run that a client with this key began."""
+    body = {"model": f"anthropic/{model}", "messages": [{"role": "user", "content": "go"}], "tools": [{"name": tool}]}
+    async with httpx.AsyncClient(base_url=bus.gateway, headers=auth(key), timeout=60) as http:
+        answer = await http.post("/runs", json=body | more)
+    assert answer.status_code in (200, 202), answer.text
+    return answer.json()["run"]
+
+
+async def spend_of(bus: LocalBus, key: str) -> ClientSpend:
+    async with Server(bus.url) as server:
+        return (await read_spend(server, Keys(), [key]))[0]
+
+
+async def test_a_child_whose_model_the_key_may_not_use_does_not_begin(bus: LocalBus, client: Client) -> None:
+    run = await posted(bus, NARROW, "asks", "research")
+    events = await events_of(client, run)
+    ((text, is_error),) = results(events)
+    assert is_error
+    assert str(text).startswith("the child run cannot begin: model_not_allowed: this key may not use the model")
+    assert isinstance(events[-1], Completed)
+    assert await client.describe([f"{run}~0"]) == {}
+
+
+async def test_a_child_is_a_request_of_the_keys_minute(bus: LocalBus, client: Client) -> None:
+    run = await posted(bus, SLOW, "asks two", "research")
+    first, second = sorted(results(await events_of(client, run)), key=lambda result: result[1])
+    assert not first[1]
+    assert str(second[0]).startswith("the child run cannot begin: rate_limit_exceeded: this key's limit of 2 requests")
+
+
+async def test_a_tree_spends_no_more_than_its_key_has(bus: LocalBus, client: Client) -> None:
+    run = await posted(bus, POOR, "waits for two", "stuck")
+    tree, keys = [run, f"{run}~0", f"{run}~1"], Keys("tokenbus", 8)
+    async with Server(bus.url) as server:
+
+        async def refused() -> bool:
+            fields = await server.client.hkeys(keys.run(run))
+            return len({call_field(0).encode(), call_field(1).encode()} & {*fields}) == 1
+
+        await eventually(refused)
+        held = await server.client.hgetall(keys.gateway_held("poor"))
+    root, *children_held = [int(held[each.encode()]) for each in tree if each.encode() in held]
+    assert len(children_held) == 1
+    assert root > 10 * children_held[0] > 0
+    (begun,) = await client.describe(tree[1:])
+    async with aclosing(client.follow(begun)) as inner:
+        async for event in inner:
+            if isinstance(event, Chunk):
+                for exchange in bus.exchanges:
+                    bus.resume(exchange)
+    events = await events_of(client, run)
+    assert isinstance(events[-1], Completed)
+    (text, _), (why, is_error) = sorted(results(events), key=lambda result: result[1])
+    assert text == "Begun, and more."
+    assert is_error
+    assert str(why).startswith("the child run cannot begin: budget_reserved: ")
+
+    async def settled() -> bool:
+        spend = await spend_of(bus, "poor")
+        return spend.total.runs == 2 and spend.reserved == 0
+
+    await eventually(settled)
 
 
 async def test_leave_is_asked_before_a_child_begins(bus: LocalBus, client: Client) -> None:

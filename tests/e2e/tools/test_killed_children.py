@@ -13,9 +13,19 @@ from tests.e2e.fleet import PIPELINE, WITH_TOOLS, Kind, ended, fleet, log_of
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
+from tokenbus_services.gateway.budgets.spend import read_spend
+from tokenbus_services.gateway.keys.key import new_key
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, Stall, ToolCall, Turn
 
-SETTINGS = """
+SETTINGS = f"""
+[gateway]
+tools = ["helper"]
+[gateway.prices."anthropic/"]
+input = 0
+output = 1000
+[gateway.keys.pays]
+sha256 = "{new_key().sha256}"
+max_budget = 100
 [stages]
 lease_s = 1.0
 [tools.helper]
@@ -59,15 +69,21 @@ async def test_a_child_runs_once_whoever_is_killed(
             logs = [await log_of(server.client, keys, run) for run in runs]
             return all(any(event["type"] == kind for event in log) for log in logs)
 
+        async def held() -> set[str]:
+            """The runs for which the key's budget holds something."""
+            return {run.decode() for run in await server.client.hkeys(keys.gateway_held("pays"))} - {""}
+
         for worker in live("tools"):  # the calls are handed out, and nobody begins their runs
             worker.freeze()
-        runs = [await send(word, tools=[{"name": "helper"}]) for word in words]
+        of_key = {"gateway": {"key": "pays"}}
+        runs = [await send(word, tools=[{"name": "helper"}], metadata=of_key) for word in words]
         children = [f"{run}~{block}" for run in runs for block in (0, 1)]
         await eventually(lambda: in_all(runs, "child_started"), timeout=60)
         assert not any([await server.client.exists(keys.run(child)) for child in children])
         await replaced()
         await eventually(lambda: in_all(children, "chunk"), timeout=60)
         await replaced()  # while they run
+        assert await held() == {*children}
         for worker in live("tools"):  # so that nobody hears of their end
             worker.freeze()
         for exchange in provider.requests:
@@ -76,6 +92,14 @@ async def test_a_child_runs_once_whoever_is_killed(
         inner: Any = await ended(server.client, keys, children)
         await replaced()
         logs: Any = await ended(server.client, keys, runs)
+        await workers.start("gateway")
+
+        async def settled() -> bool:
+            (spend,) = await read_spend(server, keys, ["pays"])
+            return spend.total.runs == len(runs) + len(children) and spend.reserved == 0
+
+        await eventually(settled, timeout=60)
+        assert await held() == set()
         known = [key.decode() async for key in server.client.scan_iter(match=f"{keys.prefix}:*:run:*")]
 
     assert sorted(name.rpartition(":")[2] for name in known) == sorted([*runs, *children])

@@ -20,7 +20,7 @@ from tokenbus.bus.server.server import Server
 from tokenbus.errors import ServerUnavailable
 from tokenbus_services.gateway.budgets import counter
 from tokenbus_services.gateway.budgets.counter import SpendCounter
-from tokenbus_services.gateway.keys import access
+from tokenbus_services.gateway.keys import access, admission
 from tokenbus_services.gateway.keys.access import KeyAccess
 from tokenbus_services.gateway.routes.sockets import handshake
 from tokenbus_services.gateway.routes.sockets.response_socket import ResponseSocket
@@ -59,7 +59,7 @@ async def test_a_renewal_of_places_that_always_fails_ends(server: Server, monkey
 
     monkeypatch.setattr(access, "renew_open", broken)
     nothing: Any = None
-    keyed = KeyAccess(Settings(), server, directory=nothing, rules=nothing, aliases=nothing, prices=nothing, keep_ms=1)
+    keyed = KeyAccess(Settings(), server, admission=nothing, rules=nothing)
     keyed._open["ada"] = {"run": 1}
     liveness, ended = Liveness(), list[LongTask]()
     liveness.ended = ended.append
@@ -77,10 +77,10 @@ async def test_a_place_whose_admission_lost_its_reply_is_free_again(
         await run_script(server, call)
         raise ServerUnavailable(server.url.safe, "the connection was lost")
 
-    monkeypatch.setattr(access, "run_script", loses_its_reply)
+    monkeypatch.setattr(admission, "run_script", loses_its_reply)
     nothing: Any = None
     settings = Settings(prefix=keys.prefix)
-    keyed = KeyAccess(settings, server, directory=nothing, rules=nothing, aliases=nothing, prices=nothing, keep_ms=1)
+    keyed = KeyAccess(settings, server, admission=admission.KeyAdmission.of(settings, server), rules=nothing)
     places = f"{settings.keys.gateway_use('ada')}:open"
     with pytest.raises(ServerUnavailable):
         await keyed._admitted("ada", "r1", KeyRules(max_parallel_requests=1), 0)

@@ -42,7 +42,7 @@ from tokenbus.events.public import (
 from tokenbus.events.requests import Generate, TextPart
 from tokenbus.events.sessions import session_run
 from tokenbus.events.usage import Usage
-from tokenbus_services.gateway.surfaces.contract import NOTE
+from tokenbus_services.gateway.surfaces.contract import payer_in
 from tokenbus_services.pricing import PriceTable, token_counts
 from tokenbus_services.settings.tables.gateway import KeyRules
 
@@ -68,11 +68,6 @@ class RunOwner(msgspec.Struct, frozen=True):
     """Its fallbacks: provider and model."""
     hold: str
     """The name under which its reservation is."""
-
-
-class _Note(msgspec.Struct):
-    key: str | None = None
-    hold: str | None = None
 
 
 class SpendCounter:
@@ -289,16 +284,12 @@ def _characters(request: Generate) -> int:
 
 
 def _origin(event: Started) -> RunOwner | None:
-    try:
-        note = msgspec.convert((event.metadata or {}).get(NOTE), _Note)
-    except msgspec.ValidationError:
-        return None
-    if not note.key:
+    if (payer := payer_in(event.metadata)) is None:
         return None
     # The note of a session's run that is published again, by whoever, names a reservation that is counted already.
-    hold = (session_run(event.run) and note.hold) or event.run
+    hold = (session_run(event.run) and payer.hold) or event.run
     others = tuple((choice.provider, choice.model) for choice in event.fallback or ())
-    return RunOwner(note.key, event.provider, event.model, others, hold)
+    return RunOwner(payer.key, event.provider, event.model, others, hold)
 
 
 def _names(origin: RunOwner, provider: str, answered: str | None) -> list[str]:

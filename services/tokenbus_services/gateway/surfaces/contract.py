@@ -58,6 +58,22 @@ class GatewayNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """
 
 
+class Payer(msgspec.Struct, frozen=True):
+    """Who pays for a run, of its `GatewayNote`."""
+
+    key: str
+    hold: str | None = None
+
+
+def payer_in(metadata: dict[str, object] | None) -> Payer | None:
+    """Who pays for the run with this metadata; None: no key."""
+    try:
+        payer = msgspec.convert((metadata or {}).get(NOTE), Payer)
+    except msgspec.ValidationError:  # a publisher's own text
+        return None
+    return payer if payer.key else None
+
+
 class GatewayRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A client's request, decoded only as far as HTTP."""
 

@@ -19,9 +19,10 @@
 --   estimate  what the run may cost
 --   hold_ms  how long that is held for a run that does not start
 --   keep_ms  lifetime of what is known of the run
+--   above...  of a child run, the reservations of the runs above it
 -- Reply: see `AdmissionReply`.
 -- Atomic: requests that come at once, at several gateways, cannot share the last place.
--- Twice: again: it takes two requests of the minute.
+-- Twice: again: it takes two requests of the minute, but for a child run one.
 -- Uses: now_ms, whole, buckets, holds
 -- Constants: MAX_VALUES
 local now = now_ms()
@@ -49,12 +50,18 @@ local function spent()
 end
 local refused, retry, requests, tokens, cost = '', 0, -1, -1, 0
 local own, known = 0, {}
+local child = ARGV[above_at] ~= nil
+if child and redis.call('HGET', counted, 'client') == client then return {'', 0, -1, 0, -1, 0, 0} end
 if budget > 0 then
   cost = spent()
   for _, expired in ipairs(redis.call('ZRANGEBYSCORE', ends, '-inf', whole(now), 'LIMIT', 0, 100)) do
     set_hold(held, ends, expired, 0)
   end
   own = tonumber(redis.call('HGET', held, run) or '0')
+  if child then
+    -- The runs above wait for this one: what is held for them must not refuse it.
+    for _, amount in ipairs(redis.call('HMGET', held, unpack(ARGV, above_at))) do own = own + (tonumber(amount) or 0) end
+  end
   known = redis.call('HMGET', counted, 'client', 'ended', 'hold')
   if cost >= budget then
     refused = 'budget'
@@ -95,7 +102,11 @@ if refused == '' then
     redis.call('ZADD', answers, whole(now + lease_ms), place)
     redis.call('PEXPIRE', answers, 2 * lease_ms)
   end
-  if budget > 0 and own == 0 and not known[2] and (known[1] or client) == client then
+  if child and budget == 0 then
+    redis.call('HSET', counted, 'client', client)
+    redis.call('PEXPIRE', counted, keep_ms)
+  end
+  if budget > 0 and (child or own == 0) and not known[2] and (known[1] or client) == client then
     -- Neither held for it yet, nor ended, nor begun for another client.
     local amount = tonumber(known[3] or estimate)
     redis.call('HSET', counted, 'client', client, 'hold', whole(amount))

@@ -93,12 +93,16 @@ def admit(
     lease_ms: int,
     hold: HoldKeys,
     reserved: Reservation,
+    above: Sequence[str] = (),
 ) -> ScriptCall:
     """Admit a request if no limit of its client is reached, and take its share of them. Reply: see `AdmissionReply`.
 
     The run counts as an open answer of this ``gateway`` for ``lease_ms``, or until it is renewed or left: a run that
     is read at two gateways counts once, until both have left. With a budget, its estimate is
     held back until the run's end is counted (`count_use`), it is released, or it expires.
+
+    ``above``: of a child run, the names under which what the runs above it may cost is held. That leaves it room,
+    because they wait for it. A child run that was admitted is admitted again, and takes nothing more.
     """
     return _admit(
         use,
@@ -119,6 +123,7 @@ def admit(
         estimate=reserved.estimate_nano,
         hold_ms=reserved.hold_ms,
         keep_ms=reserved.keep_ms,
+        above=above,
     )
 
 
@@ -143,6 +148,7 @@ def _admit(
     estimate: int,
     hold_ms: int,
     keep_ms: int,
+    above: Sequence[str],
 ) -> ScriptCall: ...
 
 

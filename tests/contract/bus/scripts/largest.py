@@ -197,7 +197,15 @@ async def _admit(w: World) -> ScriptCall:
         await w.client.zadd(f"{w.use}:open", places)
     allowed = gate.AdmissionLimits(requests_per_minute=60, tokens_per_minute=1000, concurrency=5000, budget_nano=10_000)
     reserved = gate.Reservation(client="ada", estimate_nano=1000, hold_ms=HOUR_MS, keep_ms=HOUR_MS)
-    return gate.admit(w.use, w.spend, w.run, allowed, gateway="gw", lease_ms=HOUR_MS, hold=w.hold, reserved=reserved)
+    above = [f"above{n}" for n in range(11)]
+    return gate.admit(
+        *(w.use, w.spend, w.run, allowed),
+        gateway="gw",
+        lease_ms=HOUR_MS,
+        hold=w.hold,
+        reserved=reserved,
+        above=above,
+    )
 
 
 async def _count_use(w: World) -> ScriptCall:

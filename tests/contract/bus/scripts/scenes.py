@@ -153,11 +153,16 @@ class World:
         await client.xclaim(self.queue, GROUP, "a", 0, [self.entries[1]], idle=HOUR_MS)
         await client.xgroup_createconsumer(self.queue, GROUP, "idle")
 
-    def admit(self, run: str) -> ScriptCall:
+    def admit(self, run: str, above: Sequence[str] = ()) -> ScriptCall:
         hold = gate.HoldKeys(self.keys.gateway_counted(run), self.hold.held)
         reserved = gate.Reservation(client="ada", estimate_nano=1000, hold_ms=HOUR_MS, keep_ms=HOUR_MS)
         return gate.admit(
-            self.use, self.spend, run, LIMITS, gateway="gw", lease_ms=HOUR_MS, hold=hold, reserved=reserved
+            *(self.use, self.spend, run, LIMITS),
+            gateway="gw",
+            lease_ms=HOUR_MS,
+            hold=hold,
+            reserved=reserved,
+            above=above,
         )
 
     def held(self) -> dict[str, Any]:
@@ -606,6 +611,14 @@ def _admitted_twice(t: Twice) -> None:
     assert t.two[t.world.hold.held] == t.one[t.world.hold.held]
 
 
+def _child_admitted_once(t: Twice) -> None:
+    """One of the minute, one place and one reservation."""
+    assert [reply[0] for reply in t.replies] == [b"", b""]
+    assert t.two[t.world.use] == t.one[t.world.use]
+    assert t.two[f"{t.world.use}:open"].keys() == t.one[f"{t.world.use}:open"].keys()
+    assert t.two[t.world.hold.held] == t.one[t.world.hold.held]
+
+
 def _rejected_twice(t: Twice) -> None:
     t.grows(t.world.keys.dead)
     ids = [entry for entry, _ in _entries(t.two, t.world.keys.dead)]
@@ -667,6 +680,7 @@ SCENES: dict[str, list[Scene]] = {
     ],
     "gateway.admit": [
         Scene(lambda w: w.admit("g1"), again=_admitted_twice),
+        Scene(lambda w: w.admit("g1~0", above=["g1"]), again=_child_admitted_once),
     ],
     "gateway.count_use": [Scene(_count_use, second=_is(0), lasting=_holds_nothing)],
     "gateway.hold": [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -50,6 +51,7 @@ class Scene:
         estimate: int = 0,
         hold_ms: int = LEASE_MS,
         client: str = "ada",
+        above: Sequence[str] = (),
         **limits: Any,
     ) -> AdmissionReply:
         reserved = Reservation(client=client, estimate_nano=estimate, hold_ms=hold_ms, keep_ms=LEASE_MS)
@@ -59,6 +61,7 @@ class Scene:
             lease_ms=lease_ms,
             hold=self.hold(run),
             reserved=reserved,
+            above=above,
         )
         reply = await run_script(self.server, call)
         return AdmissionReply(reply[0].decode(), *(int(one) for one in reply[1:]))
@@ -302,3 +305,26 @@ async def test_admission_without_limits_costs_no_keys_of_rates(scene: Scene) -> 
     await scene.admit()
     assert not await scene.server.client.exists(scene.use, f"{scene.use}:open")
     assert int(await scene.server.client.hget(scene.spend, "used")) > began
+
+
+async def test_a_child_run_has_room_beside_the_runs_above_it_and_no_others(scene: Scene) -> None:
+    assert (await scene.admit("top", budget_nano=100, estimate=150)).refused == ""
+    assert (await scene.admit("other", budget_nano=100, estimate=10)).refused == "reserved"
+    assert (await scene.admit("top~0", budget_nano=100, estimate=60, above=["top"])).refused == ""
+    assert (await scene.admit("top~1", budget_nano=100, estimate=60, above=["top"])).refused == ""
+    assert await scene.reserved() == {"top": 150, "top~0": 60, "top~1": 60}
+    assert (await scene.admit("top~2", budget_nano=100, estimate=60, above=["top"])).refused == "reserved"
+    assert (await scene.admit("top~0~0", budget_nano=100, estimate=5, above=["top~0", "top"])).refused == ""
+    await scene.count(1, run="top~0", output=60, ended=True, prices=PER_TOKEN)
+    await scene.count(1, run="top~1", output=60, ended=True, prices=PER_TOKEN)
+    assert (await scene.admit("top~3", budget_nano=100, estimate=60, above=["top"])).refused == "budget"
+
+
+@pytest.mark.parametrize("budget", [0, 100])
+async def test_a_child_run_is_admitted_once_and_takes_one_request_of_the_minute(scene: Scene, budget: int) -> None:
+    limits = {"requests_per_minute": 2, "budget_nano": budget, "estimate": 60}
+    for _ in range(4):
+        assert (await scene.admit("top~0", above=["top"], **limits)).refused == ""
+    assert (await scene.admit("top~1", above=["top"], **limits)).refused == ""
+    assert (await scene.admit("top~2", above=["top"], **limits)).refused in ("requests", "reserved")
+    assert (await scene.admit("top~0", above=["top"], **limits)).refused == ""
