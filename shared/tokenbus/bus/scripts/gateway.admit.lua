@@ -60,7 +60,9 @@ if budget > 0 then
   own = tonumber(redis.call('HGET', held, run) or '0')
   if child then
     -- The runs above wait for this one: what is held for them must not refuse it.
-    for _, amount in ipairs(redis.call('HMGET', held, unpack(ARGV, above_at))) do own = own + (tonumber(amount) or 0) end
+    for _, amount in ipairs(redis.call('HMGET', held, unpack(ARGV, above_at))) do
+      own = own + (tonumber(amount) or 0)
+    end
   end
   known = redis.call('HMGET', counted, 'client', 'ended', 'hold')
   if cost >= budget then
