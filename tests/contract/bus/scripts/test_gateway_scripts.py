@@ -322,7 +322,7 @@ async def test_a_child_run_has_room_beside_the_runs_above_it_and_no_others(scene
 
 @pytest.mark.parametrize("budget", [0, 100])
 async def test_a_child_run_is_admitted_once_and_takes_one_request_of_the_minute(scene: Scene, budget: int) -> None:
-    limits = {"requests_per_minute": 2, "budget_nano": budget, "estimate": 60}
+    limits: dict[str, Any] = {"requests_per_minute": 2, "budget_nano": budget, "estimate": 60}
     for _ in range(4):
         assert (await scene.admit("top~0", above=["top"], **limits)).refused == ""
     assert (await scene.admit("top~1", above=["top"], **limits)).refused == ""
