@@ -6,6 +6,7 @@
     ├── RequestError              the request is at fault; resending it unchanged does not help
     │   ├── RequestInvalid        a field is missing, has the wrong type or is out of range
     │   ├── RequestTooLarge       the encoded request exceeds its limit
+    │   ├── InputRejected         its policies did not let its texts pass
     │   └── PoisonRequest         several workers crashed while accepting it
     ├── ServerError               the Redis or Valkey server
     │   ├── ServerUnavailable     no answer, connection refused, or connection lost
@@ -115,6 +116,19 @@ class RequestTooLarge(RequestError):
         super().__init__(f"the request has {size} bytes, the limit is {limit}; send media by blob id or url")
         self.size = size
         self.limit = limit
+
+
+class InputRejected(RequestError):
+    """The policies that judge what goes in did not let a text pass, or could not judge it."""
+
+    code = "input_rejected"
+
+    def __init__(self, judged: str, problem: str, *, retryable: bool = False) -> None:
+        super().__init__(problem)
+        self.judged = judged
+        """The run in which they judged it."""
+        self.problem = problem
+        self.retryable = retryable
 
 
 class PoisonRequest(RequestError):

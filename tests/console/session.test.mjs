@@ -47,9 +47,10 @@ test("a returned message says why; other appends show nothing", () => {
   const state = told(
     config, message("a", "hello"), own("returned", { append: "a", reason: "busy" }),
     own("appended", { append: "i", item: { type: "interrupt" } }), own("returned", { append: "i", reason: "nothing_open" }),
-    own("delivered", { append: "x", run: "r" }),
+    own("delivered", { append: "x", run: "r" }), own("returned", { append: "p", reason: "rejected", problem: "no" }),
   );
-  assert.deepEqual(state.entries.map((entry) => [entry.kind, entry.why]), [["returned", "the model was speaking"]]);
+  const shown = state.entries.map((entry) => [entry.kind, entry.why ?? entry.text]);
+  assert.deepEqual(shown, [["returned", "the model was speaking"], ["note", "a message was returned: no"]]);
 });
 
 test("another model and a lost answer are noted, and a newer event changes nothing", () => {

@@ -43,7 +43,7 @@ FACADE = {
         AlreadyDecided DecisionPending WaitNotFound
         AppendPending AttemptRefused BlobCorrupt BlobError BlobNotFound BlobQuotaExceeded BlobRefused BlobStoreFull
         BlobTooLarge BlobUnauthorized BlobUnavailable CannotRetry CircularValue CursorAhead CursorTrimmed
-        DeadNotFound DeploymentMismatch Malformed NestedTooDeep NotStorable PoisonRequest PublishQueueFull
+        DeadNotFound DeploymentMismatch InputRejected Malformed NestedTooDeep NotStorable PoisonRequest PublishQueueFull
         RecordNotFound RepartitionRefused RequestError RequestInvalid RequestTooLarge RunCancelled RunError
         RunFailed RunIncomplete RunLost RunNotFound RunNotRepeatable RunOpen ServerError ServerFull ServerTooOld
         ServerUnavailable SessionNotFound SessionReplaced SettingsError TokenbusError TooLarge ToolFailure WireError

@@ -299,6 +299,7 @@ export interface Configure {
   when_busy?: "enqueue" | "interrupt" | "reject" | "steer";
   together?: boolean;
   history?: HistoryBound;
+  judged?: string;
 }
 
 /**
@@ -454,6 +455,7 @@ export interface Generate {
   visible?: boolean;
   commentary?: "hidden" | "visible";
   policies?: string[];
+  input_policies?: string[];
   webhooks?: string[];
   fallback?: Fallback[];
   json_object?: boolean;
@@ -700,7 +702,7 @@ export interface Returned {
   run?: string;
   run_seq?: number;
   append: string;
-  reason: "busy" | "exists" | "heard_too_far" | "newer_run" | "not_waiting" | "nothing_open" | "queue_full" | "refused" | "withdrawn";
+  reason: "busy" | "exists" | "heard_too_far" | "newer_run" | "not_waiting" | "nothing_open" | "queue_full" | "refused" | "rejected" | "withdrawn";
   problem?: string;
 }
 
@@ -713,6 +715,7 @@ export interface Rewrite {
   messages: Message[];
   through?: string;
   as_of?: number;
+  judged?: string;
 }
 
 /**
@@ -766,6 +769,7 @@ export interface SessionMessage {
   messages?: Message[];
   request?: Record<string, unknown>;
   run?: boolean;
+  judged?: string;
 }
 
 /**

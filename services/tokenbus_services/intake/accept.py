@@ -19,7 +19,7 @@ from tokenbus.bus.dead_letters import DeadLetter, dead_letter
 from tokenbus.bus.keys import DATA_FIELD, Keys
 from tokenbus.bus.layout import changed, locate
 from tokenbus.bus.liveness import beating
-from tokenbus.bus.run_record import ASKED
+from tokenbus.bus.run_record import ASKED, STATUS
 from tokenbus.bus.scripts.runs.accept import STALE
 from tokenbus.bus.scripts.sessions import MOVED
 from tokenbus.bus.server.retry import ISOLATED_TRIES, retry_until_available
@@ -30,7 +30,15 @@ from tokenbus.bus.work_queue import QueueItem, WorkQueue
 from tokenbus.core.nearest_name import nearest
 from tokenbus.core.request.parse import decode_with_notes, rejected_append, rejected_run_id
 from tokenbus.core.request.validate import all_choices
-from tokenbus.errors import PoisonRequest, RequestError, RequestInvalid, SettingsError, TokenbusError, WireError
+from tokenbus.errors import (
+    InputRejected,
+    PoisonRequest,
+    RequestError,
+    RequestInvalid,
+    SettingsError,
+    TokenbusError,
+    WireError,
+)
 from tokenbus.events.child_runs import parent_call
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import (
@@ -38,6 +46,7 @@ from tokenbus.events.frames import (
 )
 from tokenbus.events.requests import Append, Cancel, Generate, Tool, WaitDecision
 from tokenbus_services.intake.blob_offload import IntakeMedia
+from tokenbus_services.intake.input_policies import InputPolicies, Unjudged
 from tokenbus_services.intake.run_creation import Cancels, RunCreation, run_of
 from tokenbus_services.intake.sessions import SessionAppends
 from tokenbus_services.intake.usable_fallbacks import Callee, Fallbacks, on_route
@@ -93,8 +102,19 @@ class Intake:
         self._tools = DeclaredTools(server, tools, mcp_prefixes=settings.mcp_prefixes, listed=listed)
         self._media = media
         self._creation = RunCreation(settings, server, tracer)
+        self._input = InputPolicies(server, settings.keys, self._creation)
+        self._judging = LoggedTasks("input", most=lambda: MAX_BACKGROUND)
+        self._last_judged: dict[str, asyncio.Event] = {}
+        """By run or session: the newest of its entries whose verdict is awaited is done."""
         self._sessions = SessionAppends(
-            server, settings, self._creation, self._prepared, offload=media.offload, keep=media.keep
+            server,
+            settings,
+            self._creation,
+            self._prepared,
+            offload=media.offload,
+            keep=media.keep,
+            judge=self._input,
+            input_plan=self._routes.input_plan,
         )
         self._decisions = Decisions(server, settings.keys)
 
@@ -143,6 +163,7 @@ class Intake:
 
     async def close(self) -> None:
         """Stop; other workers take over unfinished work."""
+        await self._judging.close()
         await self._background_tasks.close()
 
     async def _in_background(self, item: QueueItem, take: Callable[[], Awaitable[None]]) -> None:
@@ -163,11 +184,15 @@ class Intake:
         epoch = self._keys.epoch
         calls: list[tuple[QueueItem, scripts.ScriptCall]] = []
         refused: list[tuple[QueueItem, Exception]] = []
+        unjudged: list[tuple[QueueItem, Unjudged]] = []
         # Concurrently, because one may have large media to store. Errors of one request do not affect the others.
         taken = await beating(self._calls(items), most_s=MEDIA_S)
         for item, call in zip(items, taken, strict=True):
-            if isinstance(call, Exception):
-                refused.append((item, call))
+            if isinstance(call, Unjudged):
+                unjudged.append((item, call))
+            elif isinstance(call, Exception):
+                if not isinstance(call, InputRejected):  # its text is not kept where no policy judged it
+                    refused.append((item, call))
                 await self._locate(rejected_run_id(item.fields))
                 if rejection := await self._reject(item, call):
                     calls.append((item, rejection))
@@ -177,14 +202,34 @@ class Intake:
                 calls.append((item, call))
         sent, late = await self._send(calls)  # first, so that good requests do not wait for bad ones
         again = [item for item, _ in late]
+        await self._judging.run(
+            (partial(self._in_background, item, partial(self._once_judged, item, wait)) for item, wait in unjudged),
+            patience_s=0,
+        )
+        waiting = [item for item, _ in unjudged]
         for item, error in refused:
             if item not in again:
                 await self.dead_letter(item, error)
-        await self._queue.finish([item for item in items if item not in again], again=lambda: self._repeat(sent))
+        done = [item for item in items if item not in again and item not in waiting]
+        await self._queue.finish(done, again=lambda: self._repeat(sent))
         if again:
             if any(reply == STALE for _, reply in late):  # runs are placed by another number of partitions since
                 await changed(self._keys, epoch)
             await self._take(again)
+
+    async def _once_judged(self, item: QueueItem, wait: Unjudged) -> None:
+        """Take the item once policies have judged it, behind the earlier ones of its session that wait for that."""
+        before, done = self._last_judged.get(wait.of), asyncio.Event()
+        self._last_judged[wait.of] = done
+        try:
+            await self._input.ended(wait.run)
+            if before:
+                await before.wait()
+            await self._take([item])
+        finally:
+            done.set()
+            if self._last_judged[wait.of] is done:
+                del self._last_judged[wait.of]
 
     async def _calls(self, items: Sequence[QueueItem]) -> list[scripts.ScriptCall | BaseException]:
         return await asyncio.gather(*(self._call(item) for item in items), return_exceptions=True)
@@ -248,8 +293,27 @@ class Intake:
             return await self._decisions.call(request)
         if isinstance(request, Append):
             return await self._sessions.call(request, item)
-        request, policy_plan, notes = await self._prepared(request, partial(self._locate, run_of(request, item)))
+        run = run_of(request, item)
+        locate_run = partial(self._locate, run)
+        if plan := self._routes.input_plan(request):
+            await locate_run()
+            if not await self._is_known(run):
+                request, judged = await self._input.judged(
+                    request, plan, run, of={"run": run}, metadata=request.metadata
+                )
+                if judged:
+                    unknown = [*unknown, f"policies judged what goes in: {', '.join(plan.names)} (run {judged})"]
+        request, policy_plan, notes = await self._prepared(request, locate_run)
         return self._creation.accept(request, item, policy_plan, [*unknown, *notes])
+
+    async def _is_known(self, run: str) -> bool:
+        """Whether nothing of the run's request needs to be judged: it is there already, or a policy asks for it."""
+        found: list[bytes | None] = await retry_until_available(
+            self._server,
+            lambda: self._server.client.hmget(self._keys.run(run), [STATUS, ASKED]),
+            what="look-up of a run",
+        )
+        return found[0] not in (None, b"awaited") or found[1] is not None
 
     async def _prepared(
         self, request: Generate, locate_run: Callable[[], Awaitable[None]] | None = None
@@ -316,13 +380,15 @@ class Intake:
         where: str | None = getattr(error, "where", None)
         if isinstance(error, TokenbusError):
             log.info("request_rejected", run=run, code=error.code, where=where)
-            info = ErrorInfo(code=error.code, kind="invalid_request", message=str(error), where=where)
+            retryable, told = error.retryable, str(error)
+            info = ErrorInfo(code=error.code, kind="invalid_request", message=told, where=where, retryable=retryable)
         else:
             log.error("request_poisoned", run=run, entry=item.entry_id, exc_info=error)
             told = str(error) if isinstance(error, UnreadableEntry) else "the request cannot be processed"
             info = ErrorInfo(code="poison", kind="internal", message=told, where=f"intake {item.entry_id}")
         if append := rejected_append(item.fields):
-            return await self._sessions.refuse(append, item, info.message)
+            reason = "rejected" if isinstance(error, InputRejected) else "refused"
+            return await self._sessions.refuse(append, item, info.message, reason=reason)
         if run is None:
             return None
         return self._creation.reject(run, item, info)
@@ -416,12 +482,23 @@ class PolicyRoutes:
         end, because released output cannot be taken back. None if there are no policies. Raises RequestInvalid for a
         name that is not configured.
         """
-        for i, name in enumerate(request.policies):
-            if name not in self._policies:
-                raise RequestInvalid(f"policies[{i}]", f"there is no policy {name!r} here")
         choices = all_choices(request)
         routed = [name for route in self._routes if any(on_route(a, route) for a in choices) for name in route.policies]
-        names = tuple(dict.fromkeys([*routed, *request.policies]))
+        return self._plan("policies", routed, request.policies)
+
+    def input_plan(self, request: Generate) -> PolicyPlan | None:
+        """Return the policies that judge the request's texts before a provider gets them, as `plan_for` does."""
+        choices = all_choices(request)
+        routed = [
+            name for route in self._routes if any(on_route(a, route) for a in choices) for name in route.input_policies
+        ]
+        return self._plan("input_policies", routed, request.input_policies)
+
+    def _plan(self, field: str, routed: Sequence[str], named: Sequence[str]) -> PolicyPlan | None:
+        for i, name in enumerate(named):
+            if name not in self._policies:
+                raise RequestInvalid(f"{field}[{i}]", f"there is no policy {name!r} here")
+        names = tuple(dict.fromkeys([*routed, *named]))
         if not names:
             return None
         policies = [self._policies[name] for name in names]

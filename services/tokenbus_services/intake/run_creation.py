@@ -57,6 +57,7 @@ from tokenbus.events.frames import (
     TurnWork,
     encode,
 )
+from tokenbus.events.normalized import Normalized
 from tokenbus.events.requests import Cancel, Generate, HistoryBound
 from tokenbus.providers import registry
 from tokenbus_services.intake.usable_fallbacks import meets
@@ -104,6 +105,29 @@ class RunCreation:
         tenant = tenant_of(request.metadata)
         work = TurnWork(run, 0, 1, tenant=tenant, held=policy_plan is not None)
         return self._call(run, EventFrame(0, CONTROL_ATTEMPT, now, [accepted]), encode(work), fields, tenant)
+
+    def judging(
+        self, run: str, policy_plan: PolicyPlan, answer: Sequence[Normalized], metadata: dict[str, object], *, mark: str
+    ) -> scripts.ScriptCall:
+        """The call that creates a run which calls no provider: ``answer`` is its output, and its policies judge it.
+
+        ``mark``: a field of its hash.
+        """
+        accepted = Accepted(
+            provider="",
+            model="",
+            on_failure="fail",
+            max_tool_depth=0,
+            rules=self._rules,
+            tools=[],
+            metadata=metadata,
+            policy_plan=policy_plan,
+            visible=False,
+        )
+        tenant = tenant_of(metadata)
+        fields: list[scripts.Arg] = [mark, 1, *([TENANT, tenant] if tenant else [])]
+        frame = EventFrame(0, CONTROL_ATTEMPT, self._server.clock.now_ms(), [accepted, *answer])
+        return self._call(run, frame, b"", fields, tenant)
 
     def session_work(
         self,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import islice
-from typing import cast
+from typing import Literal, cast
 
 import msgspec
 
@@ -51,6 +51,7 @@ from tokenbus.events.requests import (
     Withdraw,
 )
 from tokenbus.events.sessions import SessionRun, session_ref, session_run
+from tokenbus_services.intake.input_policies import InputPolicies
 from tokenbus_services.intake.run_creation import RunCreation
 from tokenbus_services.runtime.storage_share import StorageShare
 from tokenbus_services.settings import Settings
@@ -122,9 +123,11 @@ class SessionAppends:
         *,
         offload: Callable[[Generate], Awaitable[Generate]],
         keep: Callable[[Sequence[Message]], Awaitable[None]],
+        judge: InputPolicies,
+        input_plan: Callable[[Generate], PolicyPlan | None],
     ) -> None:
         """``prepare`` checks a request and stores its media, as for any run; ``offload`` only does the second. ``keep``
-        keeps what is stored for as long as a session.
+        keeps what is stored for as long as a session. ``input_plan``: the policies that judge a request's texts.
         """
         self._server = server
         self._keys: Keys = settings.keys
@@ -133,6 +136,8 @@ class SessionAppends:
         self._prepare = prepare
         self._offload = offload
         self._keep = keep
+        self._judge = judge
+        self._input_plan = input_plan
         self._open_ms = round(settings.retention.open_run_s * 1000)
         self._keep_ms = round(settings.retention.session_s * 1000)
         self._share = StorageShare(
@@ -140,13 +145,14 @@ class SessionAppends:
         )
 
     async def call(self, append: Append, item: QueueItem) -> scripts.ScriptCall:
-        """The call that accepts the append. Raises RequestInvalid."""
+        """The call that accepts the append. Raises RequestInvalid; Unjudged and InputRejected, as `InputPolicies`."""
         tenant, name = tenant_of(append.metadata), id_of(append, item)
         session = await self._read(session_ref(tenant, append.session))
         if session.deleting:
             raise RequestInvalid("session", "it is being deleted")
         if not isinstance(append.item, Interrupt | Withdraw | Delete):
             await self._share.spend(tenant, sum(map(len, item.fields.values())))
+        append = await self._judged(session, append, name)
         if isinstance(append.item, Configure):
             return await self._configure(session, append, append.item, name, tenant)
         if (config := session.config) is None:
@@ -195,8 +201,35 @@ class SessionAppends:
                 await self._delete_ended(session, tenant)
                 return self._append(session, name, tenant, "delete", delete)
 
-    async def refuse(self, append: Append, item: QueueItem, problem: str) -> scripts.ScriptCall:
-        """The call that returns an invalid append."""
+    async def _judged(self, session: _Session, append: Append, name: str) -> Append:
+        """The append with its texts as the policies of what goes in released them; the same if there are none."""
+        item, config = append.item, session.config
+        if isinstance(item, Configure):
+            config = item
+        if not isinstance(item, Configure | SessionMessage | Rewrite) or config is None:
+            return append
+        item, run = msgspec.structs.replace(item, judged=None), None
+        said = item.request if isinstance(item, SessionMessage) else {}
+        fields = {"provider": _ANY, "model": _ANY, **config.request, **said}
+        # A message may add policies to those of the configuration, and take none away.
+        fields["input_policies"] = [
+            *cast("list[object]", config.request.get("input_policies") or []),
+            *cast("list[object]", said.get("input_policies") or []),
+        ]
+        if plan := self._input_plan(self._request(fields, [_SAMPLE], append)[0]):
+            appends = self._keys.of_session(session.ref)[1]
+            known = await retry_until_available(
+                self._server, lambda: self._server.client.hexists(appends, name), what="look-up of an append"
+            )
+            if not known:
+                of = {"session": append.session, "append": name}
+                item, run = await self._judge.judged(item, plan, name, of=of, metadata=append.metadata)
+        return msgspec.structs.replace(append, item=msgspec.structs.replace(item, judged=run))
+
+    async def refuse(
+        self, append: Append, item: QueueItem, problem: str, *, reason: Literal["refused", "rejected"]
+    ) -> scripts.ScriptCall:
+        """The call that returns an append that is invalid, or that policies rejected."""
         session = await self._read(session_ref(tenant_of(append.metadata), append.session))
         log, appends, *_ = self._keys.of_session(session.ref)
         return session_scripts.refuse(
@@ -206,6 +239,7 @@ class SessionAppends:
             self._keys.log(session.open_run) if session.open_run else log,
             open_run=session.open_run,
             append=id_of(append, item),
+            reason=reason,
             problem=msgspec.json.encode(problem),
             ttl_ms=UNKNOWN_MS,
         )

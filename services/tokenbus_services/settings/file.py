@@ -149,11 +149,14 @@ def load(env: Mapping[str, str] = os.environ) -> Settings:
                 problem = unknown_value(webhook, sorted(settings.webhooks), what="webhook")
                 raise SettingsError(path or "settings", f"gateway.keys.{name}.webhooks", problem)
     for i, route in enumerate(settings.policy_routes):
-        for name in route.policies:
-            if name not in settings.policies:
-                where = f"policy_routes[{i}].policies"
-                problem = unknown_value(name, sorted(settings.policies), what="policy")
-                raise SettingsError(path or "settings", where, problem)
+        if not route.policies and not route.input_policies:
+            problem = "needs `policies` or `input_policies`"
+            raise SettingsError(path or "settings", f"policy_routes[{i}]", problem)
+        for field, names in (("policies", route.policies), ("input_policies", route.input_policies)):
+            for name in names:
+                if name not in settings.policies:
+                    problem = unknown_value(name, sorted(settings.policies), what="policy")
+                    raise SettingsError(path or "settings", f"policy_routes[{i}].{field}", problem)
     for i, route in enumerate(settings.fallback_routes):
         for j, choice in enumerate(route.fallback):
             if choice.provider not in settings.providers:

@@ -117,6 +117,7 @@ class ChildRuns:
             record=above.record,
             visible=tool.visible and above.visible,
             policies=[*above.policies, *(name for name in tool.policies if name not in above.policies)],
+            input_policies=above.input_policies,
             user_id=above.user_id,
             traceparent=traceparent,
         )

@@ -342,6 +342,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     """Whether text is visible that the model marks as commentary on its work (OpenAI's ``phase``)."""
     policies: list[Name] = []
     """Configured policies that judge this run, after those of its route."""
+    input_policies: list[Name] = []
+    """Configured policies that judge the request's texts before a provider gets them, after those of its route."""
     webhooks: Annotated[list[Name], Meta(max_length=16)] = []
     """Configured receivers of webhooks that are told how this run ends, besides those that are told of every run."""
     fallback: Annotated[list[Fallback], Meta(max_length=8)] | None = None
@@ -421,6 +423,8 @@ class Configure(_Part, frozen=True, kw_only=True, tag="configure"):
     """Messages that wait start one run together."""
     history: HistoryBound | None = None
     """None: all of it is sent."""
+    judged: RunId | None = None
+    """Set by the bus: the run in which policies judged its texts (``input_policies``)."""
 
 
 class SessionMessage(_Part, frozen=True, kw_only=True, tag="message"):
@@ -444,6 +448,8 @@ class SessionMessage(_Part, frozen=True, kw_only=True, tag="message"):
     """
     run: bool = True
     """False: it starts no run. It is history at once, behind the open run if there is one."""
+    judged: RunId | None = None
+    """Set by the bus: the run in which policies judged its texts (``input_policies``)."""
 
 
 class Interrupt(_Part, frozen=True, kw_only=True, tag="interrupt"):
@@ -475,6 +481,8 @@ class Rewrite(_Part, frozen=True, kw_only=True, tag="rewrite"):
     """The last run whose messages these replace; None: the session's last one, and what was added since."""
     as_of: Annotated[int, Meta(ge=0)] | None = None
     """The newest ``session_seq`` that the caller saw. If there are newer ones, it is returned as `busy`."""
+    judged: RunId | None = None
+    """As in `SessionMessage`."""
 
 
 class Delete(_Part, frozen=True, kw_only=True, tag="delete"):

@@ -76,11 +76,12 @@ ReturnReason = Literal[
     "newer_run",
     "exists",
     "refused",
+    "rejected",
 ]
 """``busy``: a run is open, and `when_busy` is `reject` or the append rewrites. ``heard_too_far``: the run has no event
 as new. ``not_waiting``: there is nothing to withdraw. ``nothing_open``: there is nothing to interrupt. ``newer_run``:
 the run to interrupt is not the newest. ``exists``: ``messages`` for a session that is there. ``refused``: the append is
-invalid, see ``problem``.
+invalid, see ``problem``. ``rejected``: the policies that judge what goes in did not let it pass, see ``problem``.
 """
 
 

@@ -52,6 +52,7 @@ BUS: dict[str, Json] = {
     "on_failure": {"on_failure": "fail"},
     "deadline_s": {"deadline_s": 3},
     "policies": {"policies": ["p"]},
+    "input_policies": {"input_policies": ["p"]},
     "webhooks": {"webhooks": ["w"]},
     "visible": {"visible": False},
     "record": {"record": True},

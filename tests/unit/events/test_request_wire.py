@@ -117,6 +117,7 @@ GOLDEN: list[tuple[Request, str]] = [
             visible=False,
             commentary="hidden",
             policies=["guard"],
+            input_policies=["guard"],
             webhooks=["orders"],
             fallback=[Fallback(provider="openai-chat", model="n", extra={"seed": 1})],
             json_object=True,
@@ -152,7 +153,7 @@ GOLDEN: list[tuple[Request, str]] = [
         '"images":{"size":"2K","aspect_ratio":"16:9","quality":"low",'
         '"format":"webp","background":"auto","model":"gpt-image-2","count":2,"previews":3,"mask":{"type":"image",'
         '"source":{"type":"blob","blob_id":"sha256:00","media_type":"image/png"}},"deliver":"base64"},'
-        '"record":true,"visible":false,"commentary":"hidden","policies":["guard"],"webhooks":["orders"],'
+        '"record":true,"visible":false,"commentary":"hidden","policies":["guard"],"input_policies":["guard"],"webhooks":["orders"],'
         '"fallback":[{"provider":"openai-chat","model":"n","extra":{"seed":1}}],'
         '"json_object":true,"parallel_tool_calls":false,"seed":-7,"top_k":40,"frequency_penalty":0.5,'
         '"presence_penalty":-2,"user_id":"u-1",'

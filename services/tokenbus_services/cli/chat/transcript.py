@@ -54,6 +54,7 @@ _RETURNED: dict[ReturnReason, str] = {
     "nothing_open": "there is nothing to interrupt",
     "newer_run": "the next answer has begun",
     "exists": "the session is there already",
+    "rejected": "a policy did not let it pass",
 }
 
 
@@ -127,9 +128,9 @@ class Transcript:
             case Returned():
                 message = self.waiting.pop(event.append, None)
                 self.runs[event.append] = None
-                if message is None:
-                    return []
                 why = event.problem or _RETURNED.get(event.reason, event.reason)
+                if message is None:  # of what policies reject, the session never has the text
+                    return [Piece("note", f"a message was returned: {why}")] if event.reason == "rejected" else []
                 return [Piece("note", f"{message.author}'s message “{message.text}” was returned: {why}")]
             case RunEnded():
                 self.open_run = None

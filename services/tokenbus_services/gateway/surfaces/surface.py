@@ -79,7 +79,7 @@ are not among them.
 """
 ONLY_JSON = "Answer with one JSON object and nothing else: no text before or after it, no code fence."
 """For a provider without a mode for JSON of any schema."""
-_LISTS = ("tools", "policies", "webhooks")
+_LISTS = ("tools", "policies", "input_policies", "webhooks")
 _FLAGS = ("visible", "record", "stream")
 _NUMBERS = ("max_tool_depth", "deadline_s")
 _TEXTS = ("run", "on_failure", "on_disconnect")
@@ -151,6 +151,7 @@ class SurfaceRequest:
         self.deadline_s = _deadline(bus)
         self.visible = bus.flag("visible")
         self._policies = bus.texts("policies")
+        self._input_policies = bus.texts("input_policies")
         self._webhooks = bus.texts("webhooks")
         self._record = bus.flag("record")
         self._provider_stream = bus.flag("stream")
@@ -251,6 +252,7 @@ class SurfaceRequest:
             "on_failure": self.on_failure,
             "deadline_s": self.deadline_s,
             "policies": self._policies or None,
+            "input_policies": self._input_policies or None,
             "webhooks": self._webhooks or None,
             "visible": self.visible,
             "record": self._record,

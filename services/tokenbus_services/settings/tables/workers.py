@@ -277,8 +277,10 @@ class PolicyRoute(Table, frozen=True, kw_only=True):
     of all, in this order.
     """
 
-    policies: tuple[str, ...]
-    """Names from `[policies.NAME]`, in the order in which they judge."""
+    policies: tuple[str, ...] = ()
+    """Names from `[policies.NAME]`, in the order in which they judge what comes out."""
+    input_policies: tuple[str, ...] = ()
+    """Those that judge what goes in: the texts of a request, or of what is appended to a session."""
     providers: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     """Exact names, or prefixes followed by `*` (`gpt-5*`)."""

@@ -107,9 +107,20 @@ def append(
     TRIMMED_BYTES=TRIMMED_BYTES,
 )
 def refuse(
-    session: str, log: str, appends: str, run_log: str, *, open_run: str, append: str, problem: bytes, ttl_ms: int
+    session: str,
+    log: str,
+    appends: str,
+    run_log: str,
+    *,
+    open_run: str,
+    append: str,
+    reason: str,
+    problem: bytes,
+    ttl_ms: int,
 ) -> ScriptCall:
-    """Return an invalid append; ``problem``: why, as JSON. Reply: ``ok``, ``known`` or `MOVED`, as for `append`."""
+    """Return an append that is invalid or rejected (``reason``); ``problem``: why, as JSON.
+
+    Reply: ``ok``, ``known`` or `MOVED`, as for `append`."""
     ...
 
 

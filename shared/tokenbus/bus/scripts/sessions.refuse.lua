@@ -1,4 +1,4 @@
--- Return an append that is invalid.
+-- Return an append that is invalid, or that its policies rejected.
 -- KEYS
 --   session  hash rw
 --   log  stream w  of the session
@@ -7,6 +7,7 @@
 -- ARGV
 --   open_run  that the caller saw, or ''
 --   append
+--   reason
 --   problem  as JSON
 --   ttl_ms  lifetime of the fate if there is no session
 -- Reply: 'ok', 'known' or 'moved'.
@@ -20,11 +21,11 @@ make_room(session)
 if h[2] then
   local s = {session = session, log = log, appends = appends, run = open_run, newest = newest_of(run_log),
              seq = tonumber(h[2]), now = now_ms()}
-  returned(s, append, 'refused', problem)
+  returned(s, append, reason, problem)
   redis.call('HSET', session, 'seq', whole(s.seq))
   trim_session(s)
 else
-  redis.call('HSET', appends, append, '{"state":"returned","reason":"refused","problem":' .. problem .. '}')
+  redis.call('HSET', appends, append, '{"state":"returned","reason":"' .. reason .. '","problem":' .. problem .. '}')
   redis.call('PEXPIRE', appends, ttl_ms)
 end
 return 'ok'

@@ -333,8 +333,10 @@ def _is_list(item: object) -> TypeGuard[list[object] | tuple[object, ...]]:
 
 MAX_NOTES = 16
 """Maximum notes about unknown fields per request."""
-SAFETY = ("policies", "visible")
-"""Fields that keep output from being published. A request with a misspelt one is refused, never run without it."""
+SAFETY = ("policies", "input_policies", "visible")
+"""Fields that keep text from being published, or sent to a provider. A request with a misspelt one is refused, never
+run without it.
+"""
 _FEW = 8
 """If no known name is close, list the known names only if there are at most this many."""
 _NAME_CHARS = 64

@@ -386,7 +386,9 @@ def _fate_of(append: str) -> Callable[[World, State], bool]:
 def _refuse(w: World) -> ScriptCall:
     log, appends, *_ = w.keys.of_session(w.session)
     places = w.keys.session(w.session), log, appends, w.keys.log(w.session_run.id)
-    return sessions.refuse(*places, open_run=w.session_run.id, append="bad", problem=b'"bad"', ttl_ms=HOUR_MS)
+    return sessions.refuse(
+        *places, open_run=w.session_run.id, append="bad", reason="refused", problem=b'"bad"', ttl_ms=HOUR_MS
+    )
 
 
 def _remember(w: World) -> ScriptCall:

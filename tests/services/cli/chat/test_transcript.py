@@ -68,6 +68,8 @@ def test_a_returned_message_says_why_and_other_appends_say_nothing() -> None:
     assert piece == Piece("note", "ada's message “hello” was returned: the model is speaking")
     assert told.transcript.waiting == {}
     assert told.of_session(Returned, append="i", reason="nothing_open") == []
+    [piece] = told.of_session(Returned, append="p", reason="rejected", problem="rejected by a policy: no")
+    assert piece == Piece("note", "a message was returned: rejected by a policy: no")
     assert told.of_session(Delivered, append="i2", run="r1") == []
     assert told.transcript.open_run is None
 

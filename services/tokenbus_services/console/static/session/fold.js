@@ -24,6 +24,7 @@ const RETURNED = {
   nothing_open: "nothing was open",
   newer_run: "a newer run was open",
   exists: "the session was there already",
+  rejected: "a policy did not let it pass",
 };
 
 /** What the session began with: a list of messages. */
@@ -73,9 +74,12 @@ const OF_SESSION = {
 
   returned(state, event) {
     const message = state.waiting.get(event.append);
+    const why = event.problem ?? RETURNED[event.reason] ?? event.reason;
+    // Of what policies reject, the session never has the text.
+    if (!message && event.reason === "rejected") note(state, event, `a message was returned: ${why}`);
     if (!message) return;
     state.waiting.delete(event.append);
-    state.entries.push({ kind: "returned", ...message, why: event.problem ?? RETURNED[event.reason] ?? event.reason });
+    state.entries.push({ kind: "returned", ...message, why });
   },
 
   run_ended(state, event) {

@@ -23,7 +23,7 @@
 -- Atomic: a request that is delivered twice creates one run, and a cancel that came first takes effect.
 -- Twice: refused: the status of the run that is there.
 -- Uses: begin_run, no_room
--- Constants: RUNS_SHARE
+-- Constants: RUNS_SHARE, SMALL_FRAME
 local h = redis.call('HMGET', run_key, 'status', 'cancel')
 if h[1] and h[1] ~= 'awaited' then return h[1] end
 local later = redis.call('HGET', parser_lease, 'epoch')
@@ -32,7 +32,8 @@ if parent_call ~= '' then
   local parent = redis.call('HMGET', parent_key, 'status', parent_call, parent_child)
   if parent[1] ~= 'open' or not parent[2] or parent[3] then return 'orphan' end
 end
-local full = work ~= '' and no_room()
+-- A refused request's run ends at once, and needs no room. One without a turn may have all its events here.
+local full = (work ~= '' or #frame > SMALL_FRAME) and no_room()
 if full then return full end
 local keys = {run_key = run_key, events = events, turns = turns, parser_lease = parser_lease, log = log,
               open_runs = open_runs, ended_runs = ended_runs,

@@ -12,11 +12,14 @@ RUNS_SHARE = 0.9
 runs.
 """
 
+SMALL_FRAME = 8192
+"""Bytes of the first event of a run without a turn that are accepted even on a full server."""
+
 STALE = b"stale"
 """Reply: runs are placed by a later epoch than the caller's."""
 
 
-@script(RUNS_SHARE=RUNS_SHARE, MOST_FORGOTTEN=MOST_FORGOTTEN, LIFETIMES=LIFETIMES)
+@script(RUNS_SHARE=RUNS_SHARE, SMALL_FRAME=SMALL_FRAME, MOST_FORGOTTEN=MOST_FORGOTTEN, LIFETIMES=LIFETIMES)
 def accept(
     run_key: str,
     events: str,
