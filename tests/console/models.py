@@ -10,6 +10,10 @@ from tokenbus.testing import Delivery, ErrorEvent, LocalBus, Picture, Reply, Sta
 SETTINGS = """
 [gateway]
 models = ["anthropic/speaks"]
+currency = "EUR"
+[gateway.prices."anthropic/speaks"]
+input = 3.0
+output = 15.0
 [console]
 roles_without_keys = ["see_runs", "see_content", "act", "decide", "admin"]
 [tools.weather]
@@ -85,6 +89,8 @@ def script(bus: LocalBus) -> None:
     bus.model_says("hostile", Reply(thinking="\u2066\x9bhm", text=HOSTILE))
     weather = Reply(text="I look.", tool_calls=(ToolCall(name="weather", arguments={"city": "Zürich"}),))
     bus.model_says("calls", weather, Reply(text="It rains."))
+    wrong = Reply(text="I look.", tool_calls=(ToolCall(name="weather", arguments={"town": 1}),))
+    bus.model_says("miscalls", wrong, Reply(text="I do not know."))
     bus.model_says("talks", Turn(says=Reply(text=f"{WORDS} " * 50), delivery=Delivery(pace=20)))
     bus.model_says("pays", Reply(tool_calls=(ToolCall(name="pay", arguments={"amount": 500}),)), "Paid.")
     bus.model_says("hurries", Reply(tool_calls=(ToolCall(name="hurry", arguments={"amount": 9}),)), "Paid.")

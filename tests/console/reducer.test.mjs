@@ -111,11 +111,11 @@ test("the timeline has attempts, tools and policies, by time if times are known,
   assert.equal(timed, true);
   assert.equal(total, 170);
   assert.deepEqual(rows.map((row) => [row.type, row.name, row.outcome]), [
-    ["attempt", "turn 1, attempt 1", "retried"],
-    ["attempt", "turn 1, attempt 2", "done"],
+    ["attempt", "turn 1", "retried"],
+    ["attempt", "turn 1, try 2", "done"],
     ["tool", "weather", "failed"],
     ["policy", "no-keys", "replace"],
-    ["attempt", "turn 2, attempt 3", "completed"],
+    ["attempt", "turn 2", "completed"],
   ]);
   assert.equal(rows[2].ms, 30);
   const untimed = RETRIED.map(({ at: _at, ...event }) => event);

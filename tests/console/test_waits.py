@@ -105,7 +105,7 @@ async def test_hostile_arguments_are_text_and_nothing_else(page: Any, bus: Local
         shown = item(page, run).locator("pre")
         await expect(shown).to_contain_text("<script>document.title='hit'</script><img src=x")
         assert "\\u202egnihton\\u202c" in await shown.inner_text()
-        assert await page.title() == "tokenbus console"
+        assert "hit" not in await page.title()
         assert await page.locator("main script, main img").count() == 0
         assert await page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
         await page.goto("about:blank")

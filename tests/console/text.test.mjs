@@ -72,5 +72,6 @@ test("numbers and times keep to a few characters", () => {
   assert.deepEqual([0, 999, 12_400, 3_100_000].map(format.short), ["0", "999", "12.4k", "3.1M"]);
   assert.deepEqual([0, 61_000, 3_700_000, 90_000_000].map(format.age), ["0 s", "1:01", "1 h 01", "1 d 1 h"]);
   assert.deepEqual([950, 1500, 61_000, null].map(format.ms), ["950 ms", "1.50 s", "1 min 1 s", "–"]);
-  assert.deepEqual([null, 0, 0.0042, 1.5].map(format.cost), ["", "0", "0.00420", "1.50"]);
+  assert.deepEqual([null, 0, 0.0042, 1.5].map((value) => format.cost(value)), ["", "0", "0.00420", "1.50"]);
+  assert.deepEqual([format.cost(0.0042, "EUR"), format.cost(12, "CHF").replace("\u00a0", " ")], ["€0.00420", "CHF 12.00"]);
 });

@@ -49,7 +49,7 @@ def create(settings: Settings, gateway: Gateway, directory: KeyDirectory | None)
     app = Starlette(
         routes=[
             *_pages(),
-            *routes_session.routes(desk, table),
+            *routes_session.routes(desk, table, settings.gateway.currency if settings.gateway else ""),
             *routes_runs.routes(desk, costs),
             *routes_times.routes(desk),
             *routes_sessions.routes(desk),

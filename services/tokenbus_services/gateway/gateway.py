@@ -77,8 +77,8 @@ class Gateway:
         self.keep_session_s = settings.retention.session_s
         """How long a session is kept after its last event."""
         self.conversations = ConversationStore(runs.server, settings)
-        self._blobs = loader_of(settings.blobs)
-        self.media = InlineMedia(self._blobs, FairShare(settings.gateway.media_bytes))
+        self.blobs = loader_of(settings.blobs)
+        self.media = InlineMedia(self.blobs, FairShare(settings.gateway.media_bytes))
         self._places = FairShare(settings.gateway.connections)
         """Requests that are answered, streams and sockets above all."""
         self.bodies = FairShare(settings.gateway.inbound_bytes)
@@ -204,14 +204,14 @@ class Gateway:
 
     async def blob(self, blob_id: str) -> tuple[BlobRef, AsyncGenerator[bytes]]:
         """A blob of the deployment's store: what it is, and its content. Raises BlobError."""
-        if not isinstance(self._blobs, BlobStreams):
-            content = await self._blobs.load(blob_id)
+        if not isinstance(self.blobs, BlobStreams):
+            content = await self.blobs.load(blob_id)
             return BlobRef(blob_id=blob_id, media_type=DEFAULT_MEDIA_TYPE, size=len(content)), _once(content)
-        return await self._blobs.head(blob_id), cast("AsyncGenerator[bytes]", self._blobs.chunks(blob_id))
+        return await self.blobs.head(blob_id), cast("AsyncGenerator[bytes]", self.blobs.chunks(blob_id))
 
     async def aclose(self) -> None:
         """Close the connection to the blob store."""
-        await self._blobs.aclose()
+        await self.blobs.aclose()
 
     def guarded(self, name: str, refusal: Refuse, handle: Handler) -> GuardedEndpoint:
         """Wrap an endpoint: problems are answered in the surface's own shape, and every request is counted."""

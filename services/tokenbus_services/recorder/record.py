@@ -87,6 +87,26 @@ async def load(blob_id: str, blobs: BlobLoader) -> Record:
     return from_builtins(await restore_from_storage(kept, blobs), f"record {blob_id}")
 
 
+class Outline(msgspec.Struct, frozen=True):
+    """What a record says without the provider's bytes: what was asked, and the run's log."""
+
+    run: str
+    accepted_ms: int
+    request: dict[str, Any]
+    events: list[PublicEvent]
+
+
+async def load_outline(blob_id: str, blobs: BlobLoader) -> Outline:
+    """Load that part of a record alone. Raises BlobError, NotStorable, Malformed."""
+    where = f"record {blob_id}"
+    try:
+        kept: dict[str, Any] = msgspec.json.decode(await blobs.load(blob_id), type=dict[str, Any])
+        seen = {name: kept[name] for name in Outline.__struct_fields__}
+        return msgspec.convert(await restore_from_storage(seen, blobs), Outline)
+    except (msgspec.DecodeError, KeyError) as e:
+        raise Malformed(where, str(e)) from None
+
+
 def from_builtins(value: object, where: str) -> Record:
     """Convert plain JSON to a record. Raises Malformed."""
     try:

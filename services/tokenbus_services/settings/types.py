@@ -21,6 +21,7 @@ HeaderName = Annotated[
     str, Meta(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$(?!\n)", description="the name of an HTTP header")
 ]
 HeaderValue = Annotated[str, Meta(pattern=r"^[ -~]*$(?!\n)", description="text in ASCII on one line")]
+Currency = Annotated[str, Meta(pattern=r"^[A-Z]{3}$(?!\n)", description="a code of ISO 4217 as `USD`")]
 ImportPath = Annotated[str, Meta(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$(?!\n)", description="`module:name`")]
 
 

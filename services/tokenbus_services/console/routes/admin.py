@@ -53,6 +53,7 @@ class _AdminRoutes:
         self._keys = desk.gateway.runs.keys
         self._store = KeyStore(self._server, self._keys)
         table = settings.gateway
+        self._prices = len(table.prices) if table else 0
         self._fixed = [entry_of(name, key) for name, key in table.keys.items()] if table else []
 
     async def dead(self, request: Request, viewer: Viewer) -> Response:
@@ -123,7 +124,7 @@ class _AdminRoutes:
                     "last_used": spent.last_used,
                 }
             )
-        return json({"spend": rows})
+        return json({"spend": rows, "prices": self._prices})
 
     async def _found(self, request: Request) -> StoredDeadLetter:
         entry: str = request.path_params["entry"]

@@ -19,14 +19,16 @@ from tokenbus.bus.server.server import translated
 from tokenbus.client.decode import public_event
 from tokenbus.client.rerun import MAX_AGAIN, How
 from tokenbus.events import decisions
-from tokenbus.events.public import TERMINAL, PublicEvent, UnknownEvent
+from tokenbus.events.public import TERMINAL, PublicEvent, UnknownEvent, blobs_of
 from tokenbus_services.console.access.hiding import hidden
 from tokenbus_services.console.access.session import PATH, Viewer
 from tokenbus_services.console.http import SURFACE, Desk, body_of, json, refusal
+from tokenbus_services.console.runs.history import History, query_of
+from tokenbus_services.console.runs.recorded import RecordedRun, RecordedRuns
 from tokenbus_services.console.runs.run_table import KnownRun
 from tokenbus_services.console.runs.run_view import Costs, TurnQueue, attempts_of
 from tokenbus_services.gateway.answers.answer import RunOfAnswer, StreamedAnswer
-from tokenbus_services.gateway.problem import Problem, invalid
+from tokenbus_services.gateway.problem import Problem, Refusal, invalid
 from tokenbus_services.gateway.runs import not_found
 from tokenbus_services.gateway.surfaces.contract import Encoder, encode_line
 
@@ -47,6 +49,7 @@ def routes(desk: Desk, costs: Costs) -> list[BaseRoute]:
     parts = _RunRoutes(desk, costs)
     run = f"{PATH}/api/runs/{{run}}"
     return [
+        Route(f"{PATH}/api/history", desk.view("see_runs", parts.history), methods=["GET"]),
         Route(run, desk.view("see_runs", parts.run, links=True), methods=["GET"]),
         Route(f"{run}/state", desk.view("see_runs", parts.state, links=True), methods=["GET"]),
         Route(f"{run}/events", desk.view("see_runs", parts.events, links=True), methods=["GET"]),
@@ -64,10 +67,23 @@ class _RunRoutes:
         self._costs = costs
         self._runs = desk.gateway.runs
         self._turns = TurnQueue(self._runs.server, self._runs.keys)
+        self._recorded = RecordedRuns(self._runs.server, self._runs.keys, desk.gateway.blobs)
+        self._history = History(self._runs.server, self._runs.deployment, self._recorded, costs)
+
+    async def history(self, request: Request, viewer: Viewer) -> Response:
+        """A page of all runs that match, the newest first, however long ago they ended."""
+        runs, given = self._runs, request.query_params
+        query = query_of(given, viewer, runs.server.clock.now_ms())
+        found = await self._history.page(query, given.get("after") or None)
+        if query.words:
+            self._desk.log("search", viewer)
+        return json(found)
 
     async def run(self, request: Request, viewer: Viewer) -> Response:
         """What the run is: read from its summary and few of its events, however long it is."""
-        run = await self._desk.run(request, viewer)
+        run = await self._here(request, viewer)
+        if isinstance(run, RecordedRun):
+            return json(self._of_record(run, content=viewer.may("see_content")))
         server, key = self._runs.server, self._runs.keys.run(run)
         with translated(server, key):
             [summary] = await read_summaries(server.client, self._runs.keys, [run])
@@ -93,7 +109,9 @@ class _RunRoutes:
 
     async def state(self, request: Request, viewer: Viewer) -> Response:
         """What the run does now: for a page that shows it and gets no events from it."""
-        run = await self._desk.run(request, viewer)
+        run = await self._here(request, viewer)
+        if isinstance(run, RecordedRun):
+            return json({"state": run.info.state, "seq": run.info.events - 1})
         server, keys = self._runs.server, self._runs.keys
         with translated(server, keys.run(run)):
             [summary] = await read_summaries(server.client, keys, [run])
@@ -102,6 +120,38 @@ class _RunRoutes:
             newest: list[Any] = await server.client.xrevrange(keys.log(run), count=_LAST)
         known = await self._known(summary, [public_event(run, entry) for entry in reversed(newest)])
         return json({"state": known.state(server.clock.now_ms()), "seq": known.seq})
+
+    async def _here(self, request: Request, viewer: Viewer) -> str | RecordedRun:
+        """The run of the path, or its record if the server has it no more. Raises Refusal (404)."""
+        try:
+            return await self._desk.run(request, viewer)
+        except Refusal as e:
+            if e.problem.status != 404:
+                raise
+            return await self._recorded.find(request.path_params["run"], viewer)
+
+    def _of_record(self, recorded: RecordedRun, *, content: bool) -> dict[str, Any]:
+        info, end = recorded.info, recorded.end
+        known = KnownRun(Summary(info, None))
+        known.look(recorded.events)
+        known.cost = self._costs.cost(end.usage, info.provider, [end.model, info.model]) if end else None
+        return {
+            "row": known.row(self._runs.server.clock.now_ms(), content=content),
+            "request": recorded.request if content else None,
+            "attempts": attempts_of(recorded.events, content=content),
+            "last_seq": info.events - 1,
+            "actions": [],
+            "recorded": True,
+        }
+
+    def _recorded_events(self, recorded: RecordedRun, after: int, viewer: Viewer) -> Response:
+        content, left = viewer.may("see_content"), [event for event in recorded.events if event.seq > after]
+        if not left:
+            return Response(status_code=204)
+        if content and after < 0:
+            self._desk.log("read", viewer, run=recorded.info.run)
+        lines = (event_lines(event, content=content, number=str(event.seq)) for event in left)
+        return StreamingResponse(lines, media_type="text/event-stream; charset=utf-8")
 
     async def _known(self, summary: Summary, newest: Sequence[PublicEvent]) -> KnownRun:
         known = KnownRun(summary)
@@ -128,8 +178,9 @@ class _RunRoutes:
         return [found[seq] for seq in sorted(found)]
 
     async def events(self, request: Request, viewer: Viewer) -> Any:
-        run = await self._desk.run(request, viewer)
-        after = _after(request)
+        run, after = await self._here(request, viewer), _after(request)
+        if isinstance(run, RecordedRun):
+            return self._recorded_events(run, after, viewer)
         last = await self._runs.last_event(run)
         if isinstance(last, TERMINAL) and last.seq <= after:
             return Response(status_code=204)
@@ -165,9 +216,12 @@ class _RunRoutes:
         return json({"decisions": sorted(found, key=lambda one: one.n), "complete": looked_at < _MAX_LOOKED_AT})
 
     async def blob(self, request: Request, viewer: Viewer) -> Any:
-        run = await self._desk.run(request, viewer)
+        run = await self._here(request, viewer)
         blob_id = request.path_params["blob_id"]
-        if not await self._runs.names_blob(run, blob_id):
+        if isinstance(run, RecordedRun):
+            if not any(blob_id in blobs_of(event) for event in run.events):
+                raise not_found(run.info.run)
+        elif not await self._runs.names_blob(run, blob_id):
             raise not_found(run)
         ref, chunks = await self._desk.gateway.blob(blob_id)
         safe = ref.media_type in SAFE_IMAGES

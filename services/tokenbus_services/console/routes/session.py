@@ -28,8 +28,8 @@ LOGINS_OF_ACCOUNT = 100
 _MAX_COUNTS = 30_000
 
 
-def routes(desk: Desk, settings: ConsoleSettings) -> list[BaseRoute]:
-    parts = _SessionRoutes(desk, settings)
+def routes(desk: Desk, settings: ConsoleSettings, currency: str) -> list[BaseRoute]:
+    parts = _SessionRoutes(desk, settings, currency)
     return [
         Route(f"{PATH}/api/session", desk.open(parts.session), methods=["GET"]),
         Route(f"{PATH}/api/login", desk.open(parts.login), methods=["POST"]),
@@ -39,9 +39,10 @@ def routes(desk: Desk, settings: ConsoleSettings) -> list[BaseRoute]:
 
 
 class _SessionRoutes:
-    def __init__(self, desk: Desk, settings: ConsoleSettings) -> None:
+    def __init__(self, desk: Desk, settings: ConsoleSettings, currency: str) -> None:
         self._desk = desk
         self._settings = settings
+        self._currency = currency
         self._failures = LoginFailures()
 
     async def session(self, request: Request) -> Response:
@@ -103,6 +104,7 @@ class _SessionRoutes:
             "run": viewer.run,
             "csrf": csrf,
             "version": __version__,
+            "currency": self._currency,
         }
 
 

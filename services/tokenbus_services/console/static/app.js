@@ -8,7 +8,9 @@ import {
 } from "./lib/store.js";
 import { Help } from "./views/help.js";
 import { Health } from "./views/health.js";
+import { History } from "./views/history.js";
 import { Login } from "./views/login.js";
+import { Pair } from "./views/pair.js";
 import { River } from "./views/river.js";
 import { RunView } from "./views/run.js";
 import { SessionView } from "./views/session.js";
@@ -38,11 +40,13 @@ function skip(event) {
 }
 
 function View() {
-  const { view, run, session: name, tenant } = route.value;
+  const { view, run, other, session: name, tenant } = route.value;
   if (view === "run") return html`<${RunView} key=${run} run=${run} />`;
   if (byLink.value) return html`<main id="main" class="blank" tabindex="-1"><p>This link shows one run alone.</p></main>`;
   if (!roles.value.has("see_runs")) return html`<main id="main" class="blank" tabindex="-1"><p>You have no role that shows runs.</p></main>`;
+  if (view === "pair") return html`<${Pair} key=${`${run} ${other}`} run=${run} other=${other} />`;
   if (view === "session") return html`<${SessionView} key=${`${tenant} ${name}`} name=${name} tenant=${tenant} />`;
+  if (view === "history") return html`<${History} />`;
   if (view === "sessions") return html`<${Sessions} />`;
   if (view === "waiting") return html`<${Inbox} />`;
   return view === "health" ? html`<${Health} />` : html`<${River} />`;
@@ -62,6 +66,7 @@ function Bar() {
       ${!byLink.value && html`
         <nav aria-label="Views">
           ${tab("river", "#", "River")}
+          ${tab("history", "#view=history", "History")}
           ${tab("sessions", "#view=sessions", "Sessions")}
           ${tab("waiting", "#view=waiting", "Waiting")}
           ${tab("health", "#view=health", "Health", dead > 0 && html`<span class="badge" title="dead letters">${dead}</span>`)}

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, get_args
 from msgspec import Meta
 
 from tokenbus.events.requests import Name
-from tokenbus_services.settings.types import Bytes, Count, Seconds, Table
+from tokenbus_services.settings.types import Bytes, Count, Currency, Seconds, Table
 
 ConsoleRole = Literal["see_runs", "see_content", "act", "decide", "admin"]
 CONSOLE_ROLES: tuple[ConsoleRole, ...] = get_args(ConsoleRole)
@@ -227,5 +227,7 @@ class GatewaySettings(Table, frozen=True, kw_only=True):
     keys: dict[str, KeySettings] = {}
     """The gateway's clients, each under the id that logs and the spend have."""
     admin: AdminSettings | None = None
+    currency: Currency = "USD"
+    """Of `prices` and budgets, as the console names it."""
     prices: dict[str, PriceSettings] = {}
     """By the beginning of `PROVIDER/MODEL`; the longest that fits holds."""

@@ -54,11 +54,19 @@ export function clock(at) {
   return [time.getHours(), time.getMinutes(), time.getSeconds()].map((part) => String(part).padStart(2, "0")).join(":");
 }
 
-/** In the currency of the configured prices, which has no name. */
-export function cost(value) {
+/** A Unix time in ms as a field shows it: in the time of this machine. */
+export function localTime(ms) {
+  if (!/^\d{1,15}$/.test(ms ?? "")) return "";
+  const at = new Date(Number(ms));
+  return new Date(at.getTime() - at.getTimezoneOffset() * 60_000).toISOString().slice(0, 19);
+}
+
+/** An amount in the currency of the configured prices, as `$0.0042` or `CHF 0.0042`. */
+export function cost(value, currency) {
   if (value === null || value === undefined) return "";
-  if (value === 0) return "0";
-  return value < 0.01 ? value.toFixed(5) : value.toFixed(value < 1 ? 4 : 2);
+  const digits = value === 0 ? 0 : value < 0.01 ? 5 : value < 1 ? 4 : 2;
+  const form = { minimumFractionDigits: digits, maximumFractionDigits: digits };
+  return new Intl.NumberFormat("en", currency ? { ...form, style: "currency", currency } : form).format(value);
 }
 
 /** What stays on a narrow screen: a run's id begins with its time, so its end tells runs apart. */

@@ -2,22 +2,23 @@
 
 export const FILTERS = ["q", "state", "tenant", "provider", "error", "finish", "since", "until", "sort"];
 const SESSION_FILTERS = ["words", "tenant", "metadata", "older_than"];
-const VIEWS = ["health", "sessions", "waiting"];
+const HISTORY_FILTERS = ["q", "words", "metadata", "tenant", "state", "provider", "finish", "error", "since", "until"];
+const VIEWS = ["health", "history", "sessions", "waiting"];
 
 export function parse(hash) {
   const fields = new URLSearchParams(hash.replace(/^#/, ""));
   const seq = fields.get("seq");
-  const filters = {};
-  for (const name of FILTERS) if (fields.get(name)) filters[name] = fields.get(name);
+  const filters = given(fields, FILTERS);
   const named = VIEWS.includes(fields.get("view")) ? fields.get("view") : "river";
-  const found = {};
-  for (const name of SESSION_FILTERS) if (fields.get(name)) found[name] = fields.get(name);
+  const found = given(fields, SESSION_FILTERS);
   return {
-    view: fields.get("run") ? "run" : fields.get("session") ? "session" : named,
+    view: fields.get("run") ? (fields.get("with") ? "pair" : "run") : fields.get("session") ? "session" : named,
     run: fields.get("run") ?? "",
+    other: fields.get("with") ?? "",
     session: fields.get("session") ?? "",
     tenant: fields.get("tenant") ?? "",
     sessionFilters: found,
+    historyFilters: given(fields, HISTORY_FILTERS),
     seq: seq !== null && /^\d{1,15}$/.test(seq) ? Number(seq) : null,
     ticket: fields.get("ticket"),
     filters,
@@ -28,6 +29,18 @@ export function runHash(run, seq = null) {
   const fields = new URLSearchParams({ run });
   if (seq !== null) fields.set("seq", String(seq));
   return `#${fields}`;
+}
+
+function given(fields, names) {
+  return Object.fromEntries(names.filter((name) => fields.get(name)).map((name) => [name, fields.get(name)]));
+}
+
+export function historyHash(filters) {
+  return `#${new URLSearchParams({ view: "history", ...given(new Map(Object.entries(filters)), HISTORY_FILTERS) })}`;
+}
+
+export function pairHash(run, other) {
+  return `#${new URLSearchParams({ run, with: other })}`;
 }
 
 export function riverHash(filters) {

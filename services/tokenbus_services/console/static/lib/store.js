@@ -1,6 +1,7 @@
 // What the whole page shares: the session, the page's own stream, the address, the theme.
 
 import { get, post, rememberCsrf, ROOT, useTicket } from "./api.js";
+import { cost } from "./format.js";
 import { batch, computed, effect, signal } from "./html.js";
 import { FILTERS, parse } from "./route.js";
 import { openStream } from "./stream.js";
@@ -16,6 +17,11 @@ export const plots = signal({ step_s: 10, points: [] });
 export const connection = signal({ name: "connecting" });
 export const announcement = signal("");
 export const now = signal(Date.now());
+
+/** An amount with the currency of the gateway's prices. */
+export function price(value) {
+  return cost(value, session.value?.currency);
+}
 
 export const roles = computed(() => new Set(session.value?.roles ?? []));
 export const needsLogin = computed(() => session.value !== null && session.value.login && roles.value.size === 0);

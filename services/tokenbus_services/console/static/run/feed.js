@@ -102,6 +102,7 @@ export class RunFeed {
       if (!this.stopped && (this.history.last < 0 || error.status !== 0)) this.problem.value = error;
       return;
     }
+    if (this.info.value.recorded) return; // a record has neither times nor decisions
     await Promise.all([this.loadTimes(), this.seesContent ? this.loadDecisions() : null]);
   }
 

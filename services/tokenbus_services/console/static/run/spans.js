@@ -7,6 +7,15 @@ function scaleOf(state, now) {
   return timed ? { at: "_at", from: state.first_at, to } : { at: "_seq", from: 0, to: Math.max(1, state.seq) };
 }
 
+/** Each attempt by its turn, as people count: an attempt's own number counts through the whole run. */
+export function attemptNames(attempts) {
+  const tries = new Map();
+  return new Map(attempts.map(({ attempt, turn }) => {
+    tries.set(turn, (tries.get(turn) ?? 0) + 1);
+    return [attempt, tries.get(turn) > 1 ? `turn ${turn + 1}, try ${tries.get(turn)}` : `turn ${turn + 1}`];
+  }));
+}
+
 /** Rows of bars: each has `from` and `to` between 0 and 1, and `ms` if times are known. What is open lasts until `now`. */
 export function spansOf(state, decisions = [], now = null) {
   const scale = scaleOf(state, now);
@@ -18,11 +27,12 @@ export function spansOf(state, decisions = [], now = null) {
   });
   const byAttempt = new Map(state.attempts.map((attempt) => [attempt.attempt, []]));
   for (const block of state.blocks) if (block) byAttempt.get(block.attempt)?.push(block);
+  const names = attemptNames(state.attempts);
   const rows = [];
   for (const attempt of state.attempts) {
     const start = attempt[`start${scale.at}`];
     const end = attempt[`end${scale.at}`];
-    const name = `turn ${attempt.turn + 1}, attempt ${attempt.attempt}`;
+    const name = names.get(attempt.attempt);
     const bars = [];
     const blocks = byAttempt.get(attempt.attempt).filter((block) => block.turn === attempt.turn);
     const firstBlock = blocks.length ? blocks[0][`start${scale.at}`] : end;

@@ -23,19 +23,19 @@ export function Compare({ state, onClose }) {
         <section key=${turn} aria-labelledby=${`turn-${turn}`}>
           <h3 id=${`turn-${turn}`}>Turn ${turn + 1}${attempts.length > AT_MOST && html` <small class="mute">its last ${AT_MOST} attempts</small>`}</h3>
           <div class="attempts" tabindex="0" role="group" aria-label=${`Attempts of turn ${turn + 1}`}>
-            ${attempts.slice(-AT_MOST).map((attempt) => html`<${Attempt} key=${attempt.attempt} attempt=${attempt} blocks=${state.blocks} />`)}
+            ${attempts.map((attempt, index) => [attempt, index + 1]).slice(-AT_MOST).map(([attempt, nth]) => html`<${Attempt} key=${attempt.attempt} nth=${nth} attempt=${attempt} blocks=${state.blocks} />`)}
           </div>
         </section>`)}
     <//>`;
 }
 
-function Attempt({ attempt, blocks }) {
+function Attempt({ nth, attempt, blocks }) {
   const own = blocks.filter((block) => block?.attempt === attempt.attempt && block.kind !== "tool_result");
   const fate = FATES[attempt.outcome] ?? "kept";
   const took = attempt.start_at !== null && attempt.end_at !== null ? ms(attempt.end_at - attempt.start_at) : "";
   return html`
     <article class=${`attempt f-${fate.split(" ")[0]}`}>
-      <header><b>attempt ${attempt.attempt}</b> <span class="fate">${fate}</span> <span class="mute">${took}</span></header>
+      <header><b>try ${nth}</b> <span class="fate">${fate}</span> <span class="mute">${took}</span></header>
       <p class="mute mono">${oneLine(`${attempt.provider}/${attempt.answered_by ?? attempt.model}`)}</p>
       ${attempt.error && html`<p class="bad"><code>${oneLine(attempt.error.code ?? "")}</code> ${oneLine(attempt.error.message ?? "")}</p>`}
       ${own.length === 0 && html`<p class="mute">It said nothing.</p>`}

@@ -1,20 +1,26 @@
 // Is the bus well: providers, partitions, queues, lanes, dead letters, keys and spend, and the last hour.
 
 import { get } from "../lib/api.js";
-import { age, bytes, cost, count, ms, short } from "../lib/format.js";
+import { age, bytes, count, ms, short } from "../lib/format.js";
 import { html, useEffect, useState } from "../lib/html.js";
 import { shortcuts } from "../lib/keys.js";
 import { oneLine } from "../lib/safe_text.js";
-import { health, roles } from "../lib/store.js";
+import { health, price, roles } from "../lib/store.js";
+import { useTitle } from "../lib/title.js";
 import { DeadLetters, loadDead } from "./dead_letters.js";
 import { Plots } from "./plots.js";
 
 const MANY_ENTRIES = 1000;
 const ERRORS_SHARE = 0.1;
 const SILENT_S = 3;
+const NO_KEYS = {
+  priced: "Spend is counted by key, and this gateway has no keys. The river shows what each run cost.",
+  unpriced: "Spend is counted by key, and this gateway has no keys. No price is configured either, so no run has a cost.",
+};
 const SPEND_MS = 10_000;
 
 export function Health() {
+  useTitle("Health");
   useEffect(() => shortcuts({ Escape: () => { location.hash = ""; } }), []);
   const [first, setFirst] = useState(null);
   const admin = roles.value.has("admin");
@@ -126,18 +132,18 @@ function Workers({ rows }) {
 
 async function loadKeys() {
   const [keys, spend] = await Promise.allSettled([get("/keys"), get("/spend")]);
-  return { keys: keys.value?.keys ?? null, spend: spend.value?.spend ?? null };
+  return { keys: keys.value?.keys ?? null, spend: spend.value?.spend ?? null, prices: spend.value?.prices ?? null };
 }
 
 /** Keys and what they spent, for admins. Fields are shown as they come: there is no secret among them. */
 function KeysAndSpend({ first }) {
-  const [{ keys, spend }, setFound] = useState(first);
+  const [{ keys, spend, prices }, setFound] = useState(first);
   useEffect(() => {
     let gone = false;
     const timer = setInterval(async () => {
       if (document.hidden) return;
       const found = await loadKeys();
-      if (!gone) setFound((before) => ({ keys: found.keys ?? before.keys, spend: found.spend ?? before.spend }));
+      if (!gone) setFound((before) => ({ keys: found.keys ?? before.keys, spend: found.spend ?? before.spend, prices: found.prices ?? before.prices }));
     }, SPEND_MS);
     return () => {
       gone = true;
@@ -155,10 +161,10 @@ function KeysAndSpend({ first }) {
     ["key", (row) => html`<span class="mono">${oneLine(row.key)}</span>`],
     ["runs", (row) => count(row.runs), "num"],
     ["period", (row) => row.period],
-    ["spent", (row) => cost(row.spent), "num"],
-    ["budget", (row) => cost(row.budget), "num"],
+    ["spent", (row) => price(row.spent), "num"],
+    ["budget", (row) => price(row.budget), "num"],
   ];
   return html`
     <${Table} id="keys" title="Keys" columns=${keyColumns} rows=${keys} empty="This gateway has no keys." />
-    <${Table} id="spend" title="Spend" columns=${spendColumns} rows=${spend} empty="No price or budget is configured." />`;
+    <${Table} id="spend" title="Spend" columns=${spendColumns} rows=${spend} empty=${NO_KEYS[prices > 0 ? "priced" : "unpriced"]} />`;
 }

@@ -39,13 +39,14 @@ function Plot({ plot, points, step, theme: chosen }) {
   const last = points[points.length - 1];
 
   useEffect(() => {
+    const place = box.current; // the box is gone when the page is, and what was asked for before may come after that
     const make = () => {
       drawn.current?.destroy();
-      drawn.current = new UPlot(options(plot, box.current), latest.current, box.current);
+      drawn.current = new UPlot(options(plot, place), latest.current, place);
     };
     make();
-    const watcher = new ResizeObserver(() => drawn.current.setSize({ width: box.current.clientWidth, height: HEIGHT }));
-    watcher.observe(box.current);
+    const watcher = new ResizeObserver(() => drawn.current?.setSize({ width: place.clientWidth, height: HEIGHT }));
+    watcher.observe(place);
     const scheme = matchMedia("(prefers-color-scheme: dark)");
     scheme.addEventListener("change", make);
     return () => {

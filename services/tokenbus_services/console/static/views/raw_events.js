@@ -46,13 +46,13 @@ export function RawEvents({ history, total, seq, onSeek }) {
     const event = rows[index];
     lines.push(html`
       <button key=${event.seq} class="raw-line" data-index=${index} aria-current=${event.seq === seq ? "true" : undefined} onClick=${() => onSeek(event.seq)}>
-        <span class="seq">${event.seq}</span><span class="type">${event.type}</span><span class="try" title="turn · attempt">${event.turn}·${event.attempt}</span><span class="json">${summary(event)}</span>
+        <span class="seq">${event.seq}</span><span class="type">${event.type}</span><span class="try" title=${`turn ${event.turn + 1}, attempt ${event.attempt} of the run`}>t${event.turn + 1}</span><span class="json">${summary(event)}</span>
       </button>`);
   }
   const chosen = events[seq];
   return html`
     <section class="card raw" aria-labelledby="raw-title">
-      <h2 id="raw-title">Events <small class="mute">${count(total)}</small>
+      <h2 id="raw-title">Events <small class="mute" title="as on the bus, where turns count from 0">${count(total)}</small>
         <label><span class="sr">Type of event</span><select value=${type} onChange=${(event) => setType(event.target.value)}>
           <option value="">all types</option>${types.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}
         </select></label></h2>

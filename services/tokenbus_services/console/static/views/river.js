@@ -1,11 +1,12 @@
 // The river: a line for each open run, and below it those that ended. Drawn once a second, whatever flows.
 
-import { age, cost, count, ENDED_STATES, OPEN_STATES, rate, shortId, short, stateName } from "../lib/format.js";
+import { age, count, ENDED_STATES, OPEN_STATES, localTime, rate, shortId, short, stateName } from "../lib/format.js";
 import { Component, createRef, html, useCallback, useEffect, useRef, useState } from "../lib/html.js";
 import { shortcuts } from "../lib/keys.js";
 import { riverHash, runHash } from "../lib/route.js";
 import { oneLine } from "../lib/safe_text.js";
-import { replaceHash, river, roles, route } from "../lib/store.js";
+import { price, replaceHash, river, roles, route } from "../lib/store.js";
+import { useTitle } from "../lib/title.js";
 
 const RED_MS = 600_000;
 const STUCK_MS = 120_000;
@@ -18,6 +19,8 @@ export function River() {
   const data = river.value;
   const open = data?.rows ?? []; // the gateway has sorted both
   const ended = data?.ended ?? [];
+  const silent = open.filter((row) => row.quiet_ms).length;
+  useTitle(silent > 0 ? `${silent} silent · River` : "River");
   const ids = [...open, ...ended].map((row) => row.run);
   const select = useCallback((event) => setSelected(event.currentTarget.dataset.run), []);
   const latest = useRef({ ids, selected });
@@ -158,7 +161,7 @@ class Line extends Component {
           <span class="tenant">${row.tenant ? oneLine(row.tenant) : ""}</span>
           <span key=${`rate ${speed}`} class="rate" title=${isOpen ? "estimated from characters" : "tokens in and out"}>${speed}</span>
           <span class="words">${quiet && html`<b class="silent" title="nothing was published for so long">silent ${age(row.quiet_ms)}</b>`}${isOpen ? words(row.words) : finish(row)}</span>
-          <span class="last">${isOpen ? turns(row) : cost(row.cost)}</span>
+          <span class="last">${isOpen ? turns(row) : price(row.cost)}</span>
           <span class="id" title=${row.run}>${shortId(row.run)}</span>
         </a>
       </li>`;
@@ -205,13 +208,6 @@ function finish(row) {
   return html`<span class="finish">${row.finish ?? ""}</span>${said}`;
 }
 
-/** A Unix time in ms as a field shows it: in the time of this machine. */
-function local(ms) {
-  if (!/^\d{1,15}$/.test(ms ?? "")) return "";
-  const at = new Date(Number(ms));
-  return new Date(at.getTime() - at.getTimezoneOffset() * 60_000).toISOString().slice(0, 19);
-}
-
 function Filters({ search, data }) {
   const { filters } = route.value;
   const [typed, setTyped] = useState(filters.q ?? "");
@@ -250,7 +246,7 @@ function Filters({ search, data }) {
 
   const time = (name, text) => html`
     <label class="time"><span>${text}</span>
-      <input type="datetime-local" step="1" value=${local(filters[name])} data-set=${filters[name] ? "yes" : undefined}
+      <input type="datetime-local" step="1" value=${localTime(filters[name])} data-set=${filters[name] ? "yes" : undefined}
         onChange=${(event) => put(name, event.target.value && String(new Date(event.target.value).getTime()))} /></label>`;
 
   return html`

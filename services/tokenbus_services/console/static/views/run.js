@@ -1,14 +1,16 @@
 // One run: its blocks as they come, its timeline, its events, and the slider back to any of them.
 
-import { age, count, stateName } from "../lib/format.js";
+import { age, count, plural, shortId, stateName } from "../lib/format.js";
 import { Component, Fragment, html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../lib/html.js";
 import { shortcuts } from "../lib/keys.js";
 import { runHash } from "../lib/route.js";
 import { oneLine } from "../lib/safe_text.js";
 import { announce, byLink, now, replaceHash, roles, route } from "../lib/store.js";
+import { useTitle } from "../lib/title.js";
 import { RunFeed } from "../run/feed.js";
 import { Actions } from "./run_actions.js";
 import { Blocks } from "./blocks.js";
+import { NoRun } from "./no_run.js";
 import { Decisions, Facts } from "./run_facts.js";
 import { RawEvents } from "./raw_events.js";
 import { State } from "./river.js";
@@ -17,6 +19,7 @@ import { RunWaits } from "./waits.js";
 
 const LINK_MS = 200;
 const NEAR_END = 80;
+const MARGIN = 12;
 
 export function RunView({ run }) {
   const canSee = roles.value.has("see_content");
@@ -36,6 +39,7 @@ export function RunView({ run }) {
   const state = history.at(seq); // a copy, for views compare it with the one before
   const info = feed.info.value;
   const row = info?.row;
+  useTitle(`${stateName(history.head.end?.type ?? row?.state ?? "run")} · ${shortId(run)}`);
 
   const timer = useRef(0);
   const seek = (value) => {
@@ -63,7 +67,7 @@ export function RunView({ run }) {
 
   const problem = feed.problem.value;
   if (problem && history.last < 0) {
-    return html`<main id="main" class="blank" tabindex="-1"><div role="alert"><p>${problem.message}</p><p class="mute">${oneLine(run)}</p></div></main>`;
+    return html`<${NoRun} run=${run} problem=${problem} />`;
   }
   if (!feed.ready.value) return html`<main id="main" class="blank" tabindex="-1" aria-busy="true"></main>`;
   return html`
@@ -75,6 +79,8 @@ export function RunView({ run }) {
           <span><i class="mute">${oneLine(state.provider || row?.provider || "")}</i> / <b>${oneLine(state.model || row?.model || "")}</b></span>
           ${row?.tenant && html`<span class="chip">${oneLine(row.tenant)}</span>`}
           ${row?.started_at && html`<span class="mute" title=${new Date(row.started_at).toLocaleString()}>${`${age((row.ended_at ?? now.value) - row.started_at)}${row.ended_at || ended ? "" : " so far"}`}</span>`}
+          ${info?.recorded && html`<span class="chip" title="The server has it no more">from its record</span>`}
+          <${FailedTools} blocks=${state.blocks} />
           <${Feed} state=${feed.state.value} ended=${ended} />
           <span class="grow"></span>
           <${Actions} run=${run} info=${info} ended=${ended} seq=${seq} events=${history.events} onActed=${() => feed.load()} />
@@ -110,6 +116,15 @@ function phaseOf(state, doing) {
   return !state.end && doing && doing.seq === state.seq ? doing.state : state.phase;
 }
 
+/** That a tool failed is said where the page begins, with the way to its result. */
+function FailedTools({ blocks }) {
+  const failed = blocks.filter((block) => block?.kind === "tool_result" && block.is_error && block.status !== "void");
+  if (failed.length === 0) return null;
+  const names = [...new Set(failed.map((block) => block.tool_name ?? "a tool"))].map(oneLine).join(", ");
+  const show = () => document.querySelector(`[data-block="${failed[0].block}"]`)?.scrollIntoView({ block: "center" });
+  return html`<button class="danger small" data-testid="failed-tools" onClick=${show}>${`${plural(failed.length, "call")} failed: ${names}`}</button>`;
+}
+
 /** Draws its children at most twice a second while a run is live: bars and sums need no more. */
 class Calm extends Component {
   shouldComponentUpdate(next) {
@@ -142,19 +157,28 @@ function Slider({ seq, last, live, onSeek }) {
     </div>`;
 }
 
-/** Follows the end of a growing text as long as the reader stays there. */
+/** Follows the end of a growing text as long as the reader stays there. The page scrolls, and nothing in it. */
 function Scroll({ version, follow, children }) {
   const box = useRef(null);
   const stays = useRef(true);
   useLayoutEffect(() => {
-    if (follow && stays.current) box.current.scrollTop = box.current.scrollHeight;
+    const below = belowSight(box.current);
+    if (follow && stays.current && below > 0) window.scrollBy(0, below);
   }, [version, follow]);
-  const onScroll = () => {
-    const { scrollTop, scrollHeight, clientHeight } = box.current;
-    stays.current = scrollHeight - scrollTop - clientHeight < NEAR_END;
-  };
-  return html`<section class="output" ref=${box} tabindex="0" role="region" aria-labelledby="output-title" onScroll=${onScroll}>
+  useEffect(() => {
+    const onScroll = () => {
+      stays.current = Math.abs(belowSight(box.current)) < NEAR_END;
+    };
+    window.addEventListener("scroll", onScroll, { passive: true });
+    return () => window.removeEventListener("scroll", onScroll);
+  }, []);
+  return html`<section class="output" ref=${box} aria-labelledby="output-title">
     <h2 id="output-title" class="sr">Output</h2>${children}</section>`;
+}
+
+/** Pixels of it below the window's end. */
+function belowSight(element) {
+  return element.getBoundingClientRect().bottom + MARGIN - window.innerHeight;
 }
 
 function End({ end }) {

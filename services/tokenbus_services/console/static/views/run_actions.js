@@ -6,6 +6,7 @@ import { runHash } from "../lib/route.js";
 import { announce, byLink, roles } from "../lib/store.js";
 import { asCurl, asJson, asPython } from "../run/snippets.js";
 import { Ask, copyText, Dialog } from "./dialog.js";
+import { ChooseOther } from "./pair.js";
 
 const SAID_MS = 1800;
 
@@ -65,7 +66,9 @@ export function Actions({ run, info, ended, seq, onActed }) {
         <button disabled=${!request} title=${why} onClick=${() => copy("Python", asPython(request))}>Python</button>
       </span>
       ${!byLink.value && roles.value.has("see_runs") && html`<button onClick=${share} title="A link that shows this run alone, for some minutes">Link</button>`}
-      ${asked && html`
+      ${!byLink.value && html`<button onClick=${() => setAsked("compare")} title="Side by side with another run">Compare</button>`}
+      ${asked === "compare" && html`<${ChooseOther} run=${run} onClose=${() => setAsked(null)} />`}
+      ${asked === "cancel" && html`
         <${Ask} title="Cancel this run?" yes="Cancel the run" onYes=${() => act("cancel")} onClose=${() => setAsked(null)}>
           <p>The provider's connection is closed. What was published stays.</p>
         <//>`}

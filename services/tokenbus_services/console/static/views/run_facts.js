@@ -1,8 +1,9 @@
 // Usage, cost, decisions, notes and the request of a run.
 
-import { cost, count, ms } from "../lib/format.js";
+import { count, ms } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { oneLine, visible } from "../lib/safe_text.js";
+import { price } from "../lib/store.js";
 
 const TOKENS = [["input", "input"], ["output", "output"], ["reasoning", "reasoning"], ["cache_read", "cache read"], ["cache_write", "cache write"]];
 const REQUEST_CHARACTERS = 20_000;
@@ -17,9 +18,9 @@ export function Facts({ state, info }) {
 function Usage({ state, info }) {
   const usage = state.usage ?? info?.row?.usage;
   const timing = state.end?.timing;
-  const price = state.end ? info?.row?.cost : null;
+  const paid = state.end ? info?.row?.cost : null;
   const facts = TOKENS.map(([name, text]) => [text, count(usage?.[name])]);
-  facts.push(["cost", cost(price) || "–"], ["first byte", ms(timing?.first_byte_ms)], ["first text", ms(timing?.first_visible_ms)], ["all", ms(timing?.total_ms)]);
+  facts.push(["cost", price(paid) || "–"], ["first byte", ms(timing?.first_byte_ms)], ["first text", ms(timing?.first_visible_ms)], ["all", ms(timing?.total_ms)]);
   return html`
     <section class="card" aria-labelledby="usage-title">
       <h2 id="usage-title">Usage</h2>

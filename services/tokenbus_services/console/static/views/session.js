@@ -7,6 +7,7 @@ import { shortcuts } from "../lib/keys.js";
 import { runHash } from "../lib/route.js";
 import { oneLine } from "../lib/safe_text.js";
 import { roles } from "../lib/store.js";
+import { useTitle } from "../lib/title.js";
 import { modelOf } from "../session/fold.js";
 import { SessionFeed } from "../session/feed.js";
 import { Blocks } from "./blocks.js";
@@ -18,6 +19,7 @@ const AT_MOST = 80;
 const NEAR_END = 80;
 
 export function SessionView({ name, tenant }) {
+  useTitle(`${name} · session`);
   const feed = useMemo(() => new SessionFeed(name, tenant), [name, tenant]);
   const [extra, setExtra] = useState(0);
   useEffect(() => {

@@ -6,12 +6,14 @@ import { html, useEffect, useRef, useState } from "../lib/html.js";
 import { sessionHash, sessionsHash } from "../lib/route.js";
 import { oneLine } from "../lib/safe_text.js";
 import { replaceHash, roles, route, session } from "../lib/store.js";
+import { useTitle } from "../lib/title.js";
 
 const EVERY_MS = 3000;
 const TYPED_MS = 250;
 const AGES = [["", "any age"], ["3600", "quiet for an hour"], ["86400", "quiet for a day"], ["604800", "quiet for a week"]];
 
 export function Sessions() {
+  useTitle("Sessions");
   const filters = route.value.sessionFilters;
   const query = new URLSearchParams(filters).toString();
   const [page, setPage] = useState(null);
@@ -87,9 +89,16 @@ function Line({ row, now }) {
 function Filters({ filters }) {
   const timer = useRef(0);
   useEffect(() => () => clearTimeout(timer.current), []);
-  const put = (name, value) => replaceHash(sessionsHash({ ...route.value.sessionFilters, [name]: value.trim() }));
+  const typed = useRef({});
+  const put = (name, value) => {
+    typed.current[name] = value.trim();
+    clearTimeout(timer.current);
+    replaceHash(sessionsHash({ ...route.value.sessionFilters, ...typed.current }));
+    typed.current = {};
+  };
   const onType = (name) => (event) => {
     const { value } = event.target;
+    typed.current[name] = value.trim(); // one may type in another field before this one is asked for
     clearTimeout(timer.current);
     timer.current = setTimeout(() => put(name, value), TYPED_MS);
   };

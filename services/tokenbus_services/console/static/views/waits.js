@@ -6,6 +6,7 @@ import { html, useEffect, useRef, useState } from "../lib/html.js";
 import { runHash } from "../lib/route.js";
 import { oneLine, visible, visibleJson } from "../lib/safe_text.js";
 import { announce, byLink, now, roles } from "../lib/store.js";
+import { useTitle } from "../lib/title.js";
 
 const EVERY_MS = 2000;
 const SOON_MS = 60_000;
@@ -40,6 +41,7 @@ function useWaits(path, again, every) {
 
 /** All that runs wait for which the viewer may see, the oldest deadline first. */
 export function Inbox() {
+  useTitle("Waiting");
   const { page, problem, load } = useWaits("/waiting", "", EVERY_MS);
   return html`
     <main id="main" class="inbox" tabindex="-1" aria-busy=${page ? undefined : "true"}>
