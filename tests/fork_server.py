@@ -9,7 +9,8 @@ process.
 The server is single-threaded and knows no event loop: it answers each JSON line on its standard input by one on its
 standard output, and by the number of that line: who asked may have been interrupted before it read its answer. When the
 input ends, however its parent ended, all that it forked is killed.
-``python -m tests.fork_server [MODULE…]``; the modules are imported before the first fork, too.
+``python -m tests.fork_server [MODULE…]``; the modules are imported before the first fork, too. With ``--listen=FD`` it
+forks a server for each connection: so the processes of one run of the suite import the services once (`template`).
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ import os
 import random
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Self, TypeVar
 
 import msgspec
@@ -40,6 +43,7 @@ ROOT = Path(__file__).parents[1]
 _ANSWERED_S = 120.0
 """Longest wait for an answer of the server: the first one waits for its imports, on a machine that may be loaded."""
 _ENDED_S = 60.0
+_LISTEN = "--listen="
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 T = TypeVar("T")
 
@@ -109,12 +113,18 @@ class Forked:
 class ForkServer:
     """The server as its parent sees it. A context manager; at its end all that was forked is killed."""
 
-    def __init__(self, *preload: str) -> None:
-        """``preload``: modules to import beside the services'."""
+    def __init__(self, *preload: str, at: str = "") -> None:
+        """``preload``: modules to import beside the services'. ``at``: the address of a `template` that forks it."""
         self._exit_codes: dict[int, int] = {}
         self._asked = 0
         self._lock = threading.Lock()
-        self._process = subprocess.Popen(
+        if at:
+            with socket.socket(socket.AF_UNIX) as channel:
+                channel.connect(at)
+                self._input = self._output = self._channel = channel.makefile("rwb", buffering=0)
+            self.pid = msgspec.convert(self._next_answer(at).value, int)
+            return
+        self._channel = subprocess.Popen(
             [sys.executable, "-m", "tests.fork_server", *preload],
             cwd=ROOT,
             stdin=subprocess.PIPE,
@@ -122,6 +132,10 @@ class ForkServer:
             bufsize=0,  # an answer in a buffer would not be seen by select()
             start_new_session=True,  # a Ctrl-C is for the tests, which end what they started
         )
+        assert self._channel.stdin
+        assert self._channel.stdout
+        self._input, self._output = self._channel.stdin, self._channel.stdout
+        self.pid = self._channel.pid
 
     def __enter__(self) -> Self:
         return self
@@ -157,59 +171,98 @@ class ForkServer:
             self._exit_codes |= self._ask(Reap(), dict[int, int])
         return self._exit_codes.get(pid)
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def close(self) -> None:
         """Kill all that still run, and end the server. Exit codes stay known."""
-        if self._process.poll() is None:
+        if not isinstance(self._channel, subprocess.Popen) or self._channel.poll() is None:
             self._exit_codes |= self._ask(Reap(kill=True), dict[int, int])
-        with suppress(BrokenPipeError), self._process:  # closes the pipes and waits
+        with suppress(BrokenPipeError), self._channel:  # closes the pipes, and waits for a process
             pass
 
     def _ask(self, question: Start | Reap, answer: type[T]) -> T:
-        assert self._process.stdin
         with self._lock:
             self._asked += 1
-            with suppress(BrokenPipeError), open(self._process.stdin.fileno(), "wb", closefd=False) as questions:
+            with suppress(BrokenPipeError), open(self._input.fileno(), "wb", closefd=False) as questions:
                 questions.write(msgspec.json.encode(question) + b"\n")
             while (answered := self._next_answer(question)).number != self._asked:
                 pass
         return msgspec.convert(answered.value, answer, strict=False)
 
-    def _next_answer(self, question: Start | Reap) -> Answer:
-        assert self._process.stdout
-        readable, _, _ = select.select([self._process.stdout], [], [], _ANSWERED_S)
+    def _next_answer(self, question: Start | Reap | str) -> Answer:
+        readable, _, _ = select.select([self._output], [], [], _ANSWERED_S)
         assert readable, f"the fork server did not answer within {_ANSWERED_S:g} s to {question}"
-        line = self._process.stdout.readline()
-        assert line, f"the fork server ended with {self._process.wait()} when it was asked {question}"
+        line = self._output.readline()
+        code = self._channel.wait() if not line and isinstance(self._channel, subprocess.Popen) else None
+        assert line, f"the fork server ended with {code} when it was asked {question}"
         return msgspec.json.decode(line, type=Answer, strict=False)
 
 
 @cache
 def shared() -> ForkServer:
     """The one of this process, for all its tests; started at the first call."""
-    server = ForkServer()
+    server = ForkServer(at=os.environ.get("TESTS_FORK_SERVER", ""))
     atexit.register(server.close)
     return server
 
 
+@contextmanager
+def template() -> Generator[str]:
+    """Run a process that forks a server for each that connects. Yields its address, for TESTS_FORK_SERVER."""
+    with TemporaryDirectory() as directory, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address := f"{directory}/socket")
+        listener.listen(socket.SOMAXCONN)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.fork_server", f"{_LISTEN}{listener.fileno()}"],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            pass_fds=[listener.fileno()],
+            start_new_session=True,
+        )
+        try:
+            yield address
+        finally:
+            process.kill()
+            process.wait()
+
+
 def main() -> None:
     """Serve until the input ends; in each forked process, run its command."""
+    from tokenbus_services import import_lightly
     from tokenbus_services.cli.entry import main as command
     from tokenbus_services.cli.service_registry import SERVICES, app_module
 
     # The command imports its worker, a worker its service's app, and that of tools the MCP library when it has servers.
+    import_lightly()
     services = (app_module(service) for service in SERVICES)
     commands = ("tokenbus_services.cli.main", "tokenbus_services.cli.worker")
-    for module in (*commands, *services, "uvloop", "mcp", *sys.argv[1:]):
+    listener = next((word for word in sys.argv if word.startswith(_LISTEN)), "")
+    for module in (*commands, *services, "uvloop", "mcp", *(word for word in sys.argv[1:] if word != listener)):
         importlib.import_module(module)
     assert threading.active_count() == 1, f"a fork would lose threads: {threading.enumerate()}"
+    if listener:
+        _accept(socket.socket(fileno=int(listener.removeprefix(_LISTEN))))
     server = os.getpid()
     if start := _serve():
         _become(start, server)
         command(start.arguments)
+
+
+def _accept(listener: socket.socket) -> None:
+    """Returns in each forked server, whose input and output are its connection. Its id is the first answer."""
+    _end_with_parent()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a server ended
+    gc.collect()
+    gc.freeze()
+    while True:
+        connection, _ = listener.accept()
+        if not os.fork():
+            break
+        connection.close()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    listener.close()
+    for descriptor in (0, 1):
+        os.dup2(connection.fileno(), descriptor)
+    connection.close()
+    _answer(0, os.getpid())
 
 
 def _serve() -> Start | None:
@@ -251,10 +304,8 @@ def _reap(children: set[int], *, kill: bool) -> dict[int, int]:
 def _become(start: Start, server: int) -> None:
     """In the child: what an interpreter that was just started would have."""
     os.setsid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != server:  # it died in between
-            os._exit(1)
+    if _end_with_parent() and os.getppid() != server:  # it died in between
+        os._exit(1)
     # What started the tests may let them ignore Ctrl-C, and so would all that they start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     random.seed()
@@ -271,6 +322,13 @@ def _become(start: Start, server: int) -> None:
         hook, *arguments = start.prepare
         module, _, function = hook.partition(":")
         getattr(importlib.import_module(module), function)(*arguments)
+
+
+def _end_with_parent() -> bool:
+    """Whether the kernel ends this process with its parent."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    return sys.platform == "linux"
 
 
 if __name__ == "__main__":

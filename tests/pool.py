@@ -25,6 +25,8 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
+from tests import fork_server
+
 _HZ = os.sysconf("SC_CLK_TCK")
 DEFAULT_WEIGHT = 4
 """Of a file that was never measured."""
@@ -94,8 +96,10 @@ class _Worker:
 
 
 def cpu_seconds() -> float:
-    """Of this process, and of all that it ever started and that did not leave it."""
+    """Of this process and its fork server, and of all that they ever started and that did not leave them."""
     ticks, pids = 0, [os.getpid()]
+    if fork_server.shared.cache_info().currsize:
+        pids.append(fork_server.shared().pid)
     while pids:
         at = Path("/proc", str(pids.pop()))
         with suppress(OSError):

@@ -28,6 +28,7 @@ from pathlib import Path
 
 import msgspec
 
+from tests import fork_server
 from tests.pool import Cost, Results, Settings
 
 MOST = 12
@@ -233,10 +234,12 @@ def main(arguments: Sequence[str]) -> int:
         threading.Thread(target=run_session, args=(environment, files, options, settings, found))
         for environment, files in sessions.items()
     ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with fork_server.template() as os.environ["TESTS_FORK_SERVER"]:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    del os.environ["TESTS_FORK_SERVER"]
     print(f"\n{sum(found.outcomes.values())} tests in {time.monotonic() - began:.0f} s, ", end="")
     print(f"{found.cpu:.0f} CPU seconds: {dict(found.outcomes)}")
     print("CPU seconds by room:", *by_room(found.files), "The slowest tests:", sep="\n")

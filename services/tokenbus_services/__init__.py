@@ -15,8 +15,8 @@ from typing import Any
 def absent(*names: str) -> Generator[None]:
     """Within it, an import of these modules fails, unless they were imported before.
 
-    Libraries load some that they do without: redis the metrics of OpenTelemetry's SDK, structlog rich. No worker uses
-    that, and it was a fifth of the CPU of a worker's imports.
+    Libraries load some that they do without: redis the metrics of OpenTelemetry's SDK, structlog rich. Nothing uses
+    that here, and it was a fifth of the CPU of the imports.
     """
     modules: dict[str, Any] = sys.modules
     missing = [name for name in names if name not in modules]

@@ -20,7 +20,7 @@ from typing import Any
 import prometheus_client
 import pytest
 
-from tests.fork_server import ROOT, Forked, ForkServer
+from tests.fork_server import ROOT, Forked, ForkServer, template
 from tests.waiting import eventually
 
 _PARENT = """
@@ -36,7 +36,7 @@ sys.stdin.read()
 
 @pytest.fixture(scope="module")
 def server() -> Generator[ForkServer]:
-    with ForkServer() as server:
+    with template() as address, ForkServer(at=address) as server:
         yield server
 
 

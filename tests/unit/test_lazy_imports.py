@@ -74,8 +74,8 @@ entry.main(["worker", "blobs"])
     assert ran.stdout.split() == ["False", "True"]
 
 
-@pytest.mark.parametrize("command", ["worker", "up"])
-def test_what_runs_for_long_loads_nothing_that_its_libraries_only_might_use(command: str):
+@pytest.mark.parametrize("command", ["worker", "up", "runs"])
+def test_a_command_loads_nothing_that_its_libraries_only_might_use(command: str):
     code = f"""
 import sys, types
 from tokenbus_services.cli import entry

@@ -21,8 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # start. The command turns it on again after its imports.
     gc.disable()
     try:
-        if (sys.argv[1:] if arguments is None else arguments)[:1] in (["up"], ["worker"]):
-            import_lightly()
+        import_lightly()
         from tokenbus_services.cli.main import main as run
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
