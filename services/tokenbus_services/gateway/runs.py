@@ -33,7 +33,7 @@ from tokenbus.events.requests import MAX_RUN_ID_CHARS, Generate, Message, RunId,
 from tokenbus_services.gateway import idempotency
 from tokenbus_services.gateway.audit import Changes
 from tokenbus_services.gateway.callers import AccessControl, Admitted, Caller
-from tokenbus_services.gateway.forward.owners import OWNED, Owners
+from tokenbus_services.gateway.forward.owners import Owners
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid
 from tokenbus_services.gateway.request_spans import RequestSpan, RequestSpans
 from tokenbus_services.gateway.session_door import Said, SessionDoor
@@ -136,9 +136,9 @@ class GatewayRuns:
         self.keys = keys
         self.deployment = Deployment(server, keys.prefix, keys.partitions)
         """For lists of runs. Shares the server's connections, and is never closed."""
-        self.owners = Owners(server, keys)
+        self.owners = Owners(server, keys, forward=settings.forward)
         self.changes = Changes(server, keys)
-        self.sessions = SessionDoor(bus, access, self.deployment, self.changes)
+        self.sessions = SessionDoor(bus, access, self.deployment, self.changes, self.owners)
         self.waits = WaitDoor(bus, self.deployment, self.changes)
         self._leaving: set[asyncio.Task[None]] = set()
         self._closing = asyncio.Event()
@@ -287,8 +287,7 @@ class GatewayRuns:
         span = self._spans.begin(run, generate.traceparent) if self._spans else None
         if span:
             generate = msgspec.structs.replace(generate, traceparent=span.traceparent)
-        if not OWNED.isdisjoint(self._settings.forward):
-            await self.owners.check_run(caller, generate)
+        await self.owners.check_run(caller, generate)
         admission = await self._access.admit(caller, surface, generate)
         exists, release = True, None  # until it is known
         try:

@@ -37,6 +37,7 @@ from tokenbus.events.requests import (
 from tokenbus.events.sessions import Fate, session_ref
 from tokenbus_services.gateway.audit import Changes
 from tokenbus_services.gateway.callers import AccessControl, Admitted, Caller
+from tokenbus_services.gateway.forward.owners import Owners
 from tokenbus_services.gateway.keys.allowed import not_allowed
 from tokenbus_services.gateway.problem import Problem, Refusal
 from tokenbus_services.gateway.surfaces.contract import NOTE, GatewayNote, TranslationRules
@@ -73,11 +74,14 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
 class SessionDoor:
     """The sessions of a caller's tenant, and for operators those of any."""
 
-    def __init__(self, bus: Client, access: AccessControl, deployment: Deployment, changes: Changes) -> None:
+    def __init__(
+        self, bus: Client, access: AccessControl, deployment: Deployment, changes: Changes, owners: Owners
+    ) -> None:
         self._bus = bus
         self._access = access
         self._deployment = deployment
         self._changes = changes
+        self._owners = owners
 
     # --- every way to write to a session --------------------------------------------------------------------------
 
@@ -104,6 +108,7 @@ class SessionDoor:
             return Receipt(append, fate), {}
         append = append or new_run_id()
         headers: Mapping[str, str] = {}
+        await self._owners.check_run(caller, item)
         match item:
             case Configure():
                 receipt = await self._configure(caller, surface, session, item, append)
@@ -144,6 +149,7 @@ class SessionDoor:
         session = self._session(caller, name, None)
         if (fate := await session.fate(append)) is not None:
             return Said(session=name, append=append, fate=fate, note=note)
+        await self._owners.check_run(caller, generate)
         before, said = _parted(generate.messages)
         hold = _hold(session, append)
         note = msgspec.structs.replace(note, key=caller.key, hold=hold)

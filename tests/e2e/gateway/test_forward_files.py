@@ -208,6 +208,30 @@ def test_a_run_names_no_file_of_another_tenant(bus: LocalBus, http: httpx.Client
     assert http.post("/v1/chat/completions", json=body).status_code == 200
 
 
+def test_a_session_takes_no_file_of_another_tenant(bus: LocalBus, http: httpx.Client) -> None:
+    """Nor by what begins no run."""
+    with openai_client(bus) as client:
+        file = client.files.create(file=("a.pdf", b"%PDF"), purpose="user_data")
+    request = {"model": "openai-chat/text"}
+    part = {"type": "document", "source": {"type": "file", "file_id": file.id}}
+    messages = [{"role": "user", "content": [part]}]
+    items: list[dict[str, Any]] = [
+        {"type": "configure", "request": request, "messages": messages},
+        {"type": "message", "content": [part], "run": False},
+        {"type": "rewrite", "messages": messages},
+        {"type": "message", "messages": messages},
+    ]
+    ready = {"type": "configure", "request": request}
+    for n, item in enumerate(items):
+        for key, expected in (("bob", 404), ("ada", 200)):
+            path = f"/sessions/of-{key}-{n}/events"
+            if item["type"] != "configure":
+                assert http.post(path, json={"item": ready}, headers=auth(KEYS[key])).status_code == 200
+            answer = http.post(path, json={"item": item}, headers=auth(KEYS[key]))
+            assert answer.status_code == expected, (item, answer.text)
+            assert expected == 200 or code_of(answer) == "not_found"
+
+
 def test_a_batch_and_its_answers_are_its_tenants_own(bus: LocalBus, http: httpx.Client) -> None:
     with openai_client(bus) as client:
         file = client.files.create(file=("a.jsonl", b"{}\n"), purpose="batch")

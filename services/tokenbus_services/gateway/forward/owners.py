@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
+from itertools import islice
+from typing import cast
+from urllib.parse import unquote
 
 import msgspec
 
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server, translated
-from tokenbus.events.requests import Generate
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.problem import Problem, Refusal
 from tokenbus_services.settings.tables.gateway import ForwardKind
@@ -24,13 +27,14 @@ UPLOAD_S = 2 * 86_400
 MAX_NAMED = 100
 """Files and stores that one request may name."""
 _ID = re.compile(r"[A-Za-z0-9_-]{1,200}")
-_NAMED = re.compile(
-    rb'\\*"(?:(?:file_?[iI]d|file_?[uU]ri|file_name|fileName|cached_?[cC]ontent)\\*"\s*:\s*\\*"([^"\\]{1,500})'
-    rb'|url\\*"\s*:\s*\\*"([^"\\]{1,500}/files/[^"\\/]{1,200})\\*")'
-)
-"""An id of a file or a store in a request, at any depth of JSON in texts. One of Gemini's files is a URL on the bus."""
-_LISTED = re.compile(rb'\\*"(?:file|vector_?[sS]tore)_?[iI]ds\\*"\s*:\s*\[([^\]]{1,20000})\]')
-_ITEM = re.compile(rb'"([^"\\]{1,500})')
+_NAMES = re.compile(r"(?:\w*_)?file_?[iI]d|file_?[uU]ri|file_name|fileName|cached_?[cC]ontent")
+"""Members of an object that name a file or a store; one of Gemini's files is a URL on the bus."""
+_LISTS = re.compile(r"(?:\w*_)?(?:file|vector_?[sS]tore)_?[iI]ds")
+"""Members that list some."""
+_MAY_NAME = re.compile(rb"ile_?[iI]d|ile_?[uU]ri|ile_?[nN]ame|ached_?[cC]ontent|tore_?[iI]ds|files|%|\\u00")
+"""What every JSON has that names one; any other is not read."""
+MOST_CHARS, MOST_WORDS = 1000, 1000
+"""Of one name, and of all of them: what could be an id is looked up."""
 _TICKET = "upload:"
 """In front of tickets: no id of a provider's begins so."""
 
@@ -47,9 +51,11 @@ class Owner(msgspec.Struct, frozen=True):
 class Owners:
     """The table of owners, in the server."""
 
-    def __init__(self, server: Server, keys: Keys) -> None:
+    def __init__(self, server: Server, keys: Keys, *, forward: Collection[ForwardKind]) -> None:
+        """``forward``: the kinds that the gateway forwards. Without those of `OWNED` nothing has an owner."""
         self._server = server
         self._keys = keys
+        self._known = not OWNED.isdisjoint(forward)
 
     async def add(self, caller: Caller, provider: str, ids: Iterable[str]) -> None:
         """What has these ids is the caller's from now on. Raises Refusal if one is somebody else's; ServerError."""
@@ -94,10 +100,10 @@ class Owners:
         with translated(self._server):
             await self._server.client.delete(self._key(one))
 
-    async def check_run(self, caller: Caller, generate: Generate) -> None:
-        """See `check`."""
-        if not caller.operator:
-            await self.check(caller, msgspec.json.encode(generate))
+    async def check_run(self, caller: Caller, request: object) -> None:
+        """See `check`. Everything that a tenant brings into a run or into the history of a session passes here."""
+        if self._known and not caller.operator:
+            await self.check(caller, msgspec.json.encode(request))
 
     async def check(self, caller: Caller, request: bytes) -> None:
         """Raise Refusal (404) if a request names a file or a store that another tenant made through the gateway.
@@ -106,15 +112,19 @@ class Owners:
         """
         if caller.operator:
             return
-        named = {match[1] or match[2] for match in _NAMED.finditer(request)}
-        named |= {item[1] for match in _LISTED.finditer(request) for item in _ITEM.finditer(match[1])}
-        ids = {found for each in named if _ID.fullmatch(found := each.decode(errors="replace").rpartition("/")[2])}
-        if len(ids) > MAX_NAMED:
-            why = f"a request may name at most {MAX_NAMED} files and stores"
+        named = list(islice(names_in(request), MAX_NAMED + 1))
+        words = {word for each in named for word in _ID.findall(unquote(each))}
+        if len(named) > MAX_NAMED or len(words) > MOST_WORDS or any(len(each) > MOST_CHARS for each in named):
+            why = f"a request may name at most {MAX_NAMED} files and stores, each with at most {MOST_CHARS} characters"
             raise Refusal(Problem(status=400, code="too_many_files", message=why, kind="invalid_request"))
-        for one in ids:
-            owner = await self._owner(one)
-            if owner is not None and owner.tenant != caller.tenant:
+        if not words:
+            return
+        ids = sorted(words)
+        keys = [self._key(one) for one in ids]
+        with translated(self._server, keys[0]):
+            found: list[bytes | None] = await self._server.client.mget(keys)
+        for one, stored in zip(ids, found, strict=True):
+            if stored is not None and msgspec.json.decode(stored, type=Owner).tenant != caller.tenant:
                 why = f"there is no file {one!r} of this key's tenant"
                 raise Refusal(Problem(status=404, code="not_found", message=why, kind="not_found"))
 
@@ -126,3 +136,46 @@ class Owners:
 
     def _key(self, one: str) -> str:
         return self._keys.gateway_owner(one)
+
+
+def names_in(request: bytes) -> Iterator[str]:
+    """Yield what a request names as files and stores: in its members, and in those of JSON in its texts, because what
+    a provider wants back with a block is text here, and part of the request there. Raises Refusal.
+    """
+    waiting: list[object] = [request]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            value = value.encode(errors="replace") if value.lstrip()[:1] in ("{", "[") else b""
+        if isinstance(value, bytes):
+            if _MAY_NAME.search(value):
+                waiting.append(_read(value))
+        elif isinstance(value, _Members):
+            for name, of in value:
+                yield from _named_by(name, of)
+                waiting.append(of)
+        elif isinstance(value, list):
+            waiting += cast("list[object]", value)
+
+
+class _Members(list[tuple[str, object]]):
+    """The members of an object, with those of the same name, of which a provider may take any."""
+
+
+def _read(text: bytes) -> object:
+    try:
+        return json.loads(text, object_pairs_hook=_Members)
+    except RecursionError:
+        raise Refusal(
+            Problem(status=400, code="too_deep", message="JSON in a text is too deep", kind="invalid_request")
+        ) from None
+    except ValueError:
+        return None
+
+
+def _named_by(name: str, value: object) -> Iterator[str]:
+    if isinstance(value, str) and not value.startswith("data:"):
+        if _NAMES.fullmatch(name) or (name == "url" and "files" in unquote(value)):
+            yield value
+    elif isinstance(value, list) and _LISTS.fullmatch(name):
+        yield from (item for item in cast("list[object]", value) if isinstance(item, str))

@@ -29,7 +29,7 @@ MOST_EVENTS = 10_000
 """About so many of its newest events a session keeps, with the fates that they tell."""
 MOST_EVENT_BYTES = 16 * 2**20
 """And so many bytes of them, but for the newest."""
-MOST_TAKEN_BYTES = 4 * 2**20
+MOST_TAKEN_BYTES = 2 * 2**20
 """Up to this size what waits begins a run together, steers one, or is added between two; one message always does."""
 MOST_RUNS = 4000
 """A session keeps so many of its newest runs, and what they added to its history: more than its events can tell of."""

@@ -65,7 +65,7 @@ local r = redis.call('HMGET', run_key, 'status', 'attempt', 'closed', 'turn')
 local newest = newest_of(run_log)
 local starts = kind == 'message' and cmsgpack.unpack(work)
 make_room(session)
-local function told(name) session_event(s, name, ',"append":"' .. append .. '","item":' .. item) end
+local function told(name) session_event(s, name, ',"append":"' .. append .. '","item":', item) end
 local function may_hear(through) return through == '' or tonumber(through) <= newest end
 local function stop_open_run()
   if r[1] == 'open' then
