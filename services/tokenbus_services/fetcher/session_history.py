@@ -18,7 +18,14 @@ from tokenbus.bus.scripts.sessions import remember
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
-from tokenbus.client.sessions.history import History, Steers, Summary, history_before, messages_in_log
+from tokenbus.client.sessions.history import (
+    MOST_BYTES,
+    History,
+    Steers,
+    Summary,
+    history_before,
+    messages_in_log,
+)
 from tokenbus.core.request.bounds import tenant_of
 from tokenbus.events.requests import Generate, HistoryBound, Message
 from tokenbus.events.sessions import SessionRun
@@ -82,6 +89,8 @@ class SessionHistory:
             notes = (f"the session's messages before run {found.begins_at} are in a summary",) if found.summary else ()
             return InSession(whole, found.steers, notes)
         why = f"at most {tokens} tokens are sent, as the session's configuration says"
+        if tokens is None:
+            why = f"at most {MOST_BYTES >> 20} MiB of a history are sent"
         notes = (f"messages of the session's oldest runs were left out (runs: {found.left_out}): {why}",)
         summary = await self._summary(request, of, bound) if bound and bound.how == "summary" else None
         return InSession(whole, found.steers, notes, summary)

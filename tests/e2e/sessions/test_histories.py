@@ -7,6 +7,7 @@ import pytest
 from tests.e2e.sessions.test_sessions import run_over, said, texts, told
 from tokenbus import HistoryBound
 from tokenbus.bus.scripts.commit import MOST_RUNS
+from tokenbus.client.sessions import history
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.public import Chunk
 from tokenbus.events.sessions import Fate, RunEnded, session_ref
@@ -148,6 +149,31 @@ async def test_a_provider_that_can_do_it_compacts_the_history_itself(provider: s
             assert ("one one" in sent) == bool(field)
             assert field in sent
             assert ("were left out" in str(steps)) == (not field)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+async def test_of_a_history_that_is_too_large_for_any_request_the_oldest_messages_are_left_out(
+    asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``asked``: the messages are long, else the answers."""
+    long = "long " * 2_000
+    monkeypatch.setattr(history, "STEP_BYTES", 15_000)  # one run at a time
+    with LocalBus() as local:
+        local.model_says("two", *["short" if asked else long] * 3, "end")
+        async with local.client() as bus:
+            session = bus.session("large")
+            await session.configure(MODEL)
+            for n in range(3):
+                await session.send(f"{n} {long if asked else ''}")
+                await told(session, run_over, n + 1)
+            whole = await session.messages()
+            assert len(whole) == 6
+            monkeypatch.setattr(history, "MOST_BYTES", 28_000)
+            await session.send("last")
+            steps = await told(session, run_over, 4)
+            assert "oldest runs were left out (runs: 1): at most" in str(steps)
+            assert len(local.requests[-1]["messages"]) == 5
+            assert (await session.messages())[:4] == whole[2:]
 
 
 async def test_a_session_keeps_what_its_newest_runs_added() -> None:

@@ -9,7 +9,7 @@ added, as `Client.messages` gives it, with those that steered it. The last is ke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 import msgspec
 
@@ -26,7 +26,12 @@ from tokenbus.events.run_messages import CARRIED, messages_of
 from tokenbus.events.sessions import SessionRun, session_run
 
 AT_ONCE = 32
-"""Runs whose pieces are read with one command."""
+"""Runs whose pieces are measured at once."""
+MOST_BYTES = 32 * 2**20
+"""Of a history, as JSON. No provider takes more in one request, and who reads a history has it in memory."""
+STEP_BYTES = 2**20
+"""Pieces are read with one command up to this size, or one run's, so that no session takes the server for long."""
+_PIECES = ("add", "in", "out", "heard", "steer")
 _COUNT = 256
 _messages = msgspec.json.Decoder(list[Message])
 _steers = msgspec.json.Decoder(list[tuple[int, list[Message]]])
@@ -77,7 +82,8 @@ async def history_before(
     count: Callable[[Sequence[Message]], int] = len,
     keep: bool = False,
 ) -> History:
-    """Read the history before a run, which may be the next one.
+    """Read the history before a run, which may be the next one. Of one larger than `MOST_BYTES` the oldest runs are
+    left out.
 
     ``tokens``: leave the oldest runs out until the rest has at most so many, as ``count`` counts. ``keep``: for a
     request: keep pieces that were read from logs, and begin with the summary if there is one. Raises redis-py's
@@ -113,32 +119,57 @@ async def history_before(
         )
 
     newest_first = [added]
-    size, number = count(added), n
+    size, number, room = count(added), n, MOST_BYTES - len(first[2] or b"")
     while number > begins_at:
         runs = range(number - 1, max(begins_at, number - AT_ONCE) - 1, -1)
-        names = [f"{what}:{n}" for n in runs for what in ("add", "in", "out", "heard", "steer")]
-        found: list[bytes | None] = await server.client.hmget(key, names)
-        for i, n in enumerate(runs):
-            put, sent, answered, heard, steered = found[5 * i : 5 * i + 5]
+        async for n, (put, sent, answered, heard, steered) in _pieces(server, key, runs, room):
             run = SessionRun(of.ref, of.made, n)
-            if answered:
-                out = _decoded(answered)
-            else:
+            kept = answered
+            if kept is None:
                 out = await messages_in_log(server, at.log(run.id), heard, _steers.decode(steered or b"[]"))
-            if keep and answered is None:
-                call = scripts.remember(
-                    at.session(of.ref), key, made=of.made, name=f"out:{n}", messages=msgspec.json.encode(out)
-                )
-                await run_script(server, call)
+                kept = msgspec.json.encode(out)
+                if keep:
+                    call = scripts.remember(at.session(of.ref), key, made=of.made, name=f"out:{n}", messages=kept)
+                    await run_script(server, call)
+            else:
+                out = _decoded(kept)
             piece = [*_decoded(put), *_decoded(sent), *out]
-            if tokens is not None and (size := size + count(piece)) > tokens:
+            room -= sum(len(each or b"") for each in (put, sent, kept))
+            if room < 0 or (tokens is not None and (size := size + count(piece)) > tokens):
                 return history(n + 1, whole=False)
             newest_first.append(piece)
-        number = runs[-1]
-    if tokens is not None and before and size + count(before) > tokens:
+            number = n
+        if number != runs[-1]:
+            return history(number, whole=False)
+    if len(first[0] or b"") > room or (tokens is not None and before and size + count(before) > tokens):
         return history(begins_at, whole=False)
     newest_first.append(before)
     return history()
+
+
+async def _pieces(
+    server: Server, key: str, runs: Sequence[int], most: int
+) -> AsyncGenerator[tuple[int, list[bytes | None]]]:
+    """Yield each of these runs with its pieces, as long as they have at most so many bytes together."""
+    pipe = server.client.pipeline(transaction=False)
+    for n in runs:
+        for what in _PIECES:
+            pipe.hstrlen(key, f"{what}:{n}")
+    lengths: list[int] = await pipe.execute()
+    width, at, total = len(_PIECES), 0, 0
+    sizes = [sum(lengths[width * i : width * (i + 1)]) for i in range(len(runs))]
+    while at < len(runs):
+        end, step = at, 0
+        while end < len(runs) and (end == at or step + sizes[end] <= STEP_BYTES) and total + sizes[end] <= most:
+            step, total, end = step + sizes[end], total + sizes[end], end + 1
+        if end == at:
+            return
+        found: list[bytes | None] = await server.client.hmget(
+            key, [f"{what}:{n}" for n in runs[at:end] for what in _PIECES]
+        )
+        for i, n in enumerate(runs[at:end]):
+            yield n, found[width * i : width * (i + 1)]
+        at = end
 
 
 async def steered_turns(deployment: Deployment, run: str) -> list[int]:

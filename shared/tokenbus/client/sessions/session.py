@@ -342,7 +342,8 @@ class Session:
         return msgspec.json.decode(found[0], type=Configure)
 
     async def messages(self, *, runs: bool = True) -> list[Message]:
-        """The history as the next run gets it, without a bound. Excludes what the open run has given so far.
+        """The newest 32 MiB of the history, as the next run gets it without the bound of the configuration. Excludes
+        what the open run has given so far.
 
         ``runs`` False: only what the session began with, as a fork does.
 
