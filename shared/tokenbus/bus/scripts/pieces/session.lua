@@ -3,8 +3,8 @@
 -- Uses: whole
 -- Constants: MOST_EVENTS, MOST_EVENT_BYTES, TRIMMED_AT_ONCE, TRIMMED_BYTES
 local function session_event(s, kind, rest, last)
-  -- `rest`: further members, as JSON that begins with a comma. Ids have no character that JSON would escape. `last`: the
-  -- value of the last of them, if it is not in `rest`; it is long, and each copy of it costs the server a millisecond.
+  -- `rest`: further members, as JSON that begins with a comma. Ids have no character that JSON would escape.
+  -- `last`: the value of the last of them, if it may be long: each copy of it costs the server a millisecond.
   local place = ''
   if s.run ~= '' then place = ',"run":"' .. s.run .. '","run_seq":' .. whole(s.newest) end
   local event = '{"type":"' .. kind .. '","session_seq":' .. whole(s.seq) .. ',"at_ms":' .. whole(s.now)
