@@ -22,6 +22,7 @@ from tests.bench.sections.disconnect import left
 from tests.bench.sections.gateway import measured_gateway
 from tests.bench.sections.hands import measured_hands
 from tests.bench.sections.intake import intake_costs, taken_in
+from tests.bench.sections.latency_budget import budgeted
 from tests.bench.sections.open_runs import opened
 from tests.bench.sections.otel import traced
 from tests.bench.sections.policy import judged
@@ -44,6 +45,7 @@ ALONE: dict[str, Callable[[], list[Figure]]] = {
     "open-runs": opened,
     "policy": judged,
     "chained": chained,
+    "latency-budget": budgeted,
     "gateway": measured_gateway,
     "disconnect": left,
     "console": watched,

@@ -444,6 +444,7 @@ export interface Generate {
   tool_timeout_s?: number;
   on_failure?: "before_first_output" | "before_first_visible" | "continue" | "fail" | "restart";
   deadline_s?: number;
+  max_added_ms?: number;
   participant?: string;
   metadata?: Record<string, unknown>;
   extra?: Record<string, unknown>;

@@ -155,6 +155,8 @@ class AttemptRunner:
 
     async def _call(self, turn: Turn, grant: Reservation, writer: AttemptWriter, work: TurnWork) -> None:
         """Make the call, then refund the unused part of its reservation."""
+        if (added_ms := turn.request.max_added_ms) is not None:
+            writer.max_added_s = added_ms / 1000
         tally = TokenTally() if grant.request.scopes else None
         job = None
         whole = False

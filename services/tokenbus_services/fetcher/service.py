@@ -80,6 +80,7 @@ class FetcherService:
             server,
             keys,
             linger_s=settings.stages.linger_ms / 1000,
+            max_added_s=settings.stages.max_added_ms / 1000,
             lag_bytes=settings.limits.lag_bytes,
             liveness=liveness,
         )

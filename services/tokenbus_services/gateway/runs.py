@@ -181,8 +181,9 @@ class GatewayRuns:
         traceparent = request.headers.get("traceparent", "")
         if translated.generate.traceparent is not None or not is_traceparent(traceparent):
             traceparent = translated.generate.traceparent
+        generate = self._gathered(translated.generate, streamed=translated.stream)
         generate = msgspec.structs.replace(
-            translated.generate, id=run, metadata=metadata, deadline_s=deadline, traceparent=traceparent
+            generate, id=run, metadata=metadata, deadline_s=deadline, traceparent=traceparent
         )
         stays = translated.background or translated.on_disconnect == "continue"
         return await self._begin(
@@ -218,12 +219,20 @@ class GatewayRuns:
         if append is None:
             append = new_run_id() if key is None else idempotency.run_of(caller.tenant, key, surface.name)
         note = self.note(surface, translated)
-        generate = translated.generate
+        # A session has one configuration, so this does not depend on how each of its messages is answered.
+        generate = self._gathered(translated.generate, streamed=True)
         if generate.deadline_s is None:
             generate = msgspec.structs.replace(generate, deadline_s=self._settings.deadline_s)
         return await self.sessions.say(
             caller, session, generate, note, append=append, when_busy=when_busy, rewrites=rewrites
         )
+
+    def _gathered(self, generate: Generate, *, streamed: bool) -> Generate:
+        """The request, with how long its chunks may be held back: less if a client reads along."""
+        if generate.max_added_ms is not None:
+            return generate
+        added_ms = self._settings.max_added_ms if streamed else self._settings.background_added_ms
+        return msgspec.structs.replace(generate, max_added_ms=added_ms)
 
     @staticmethod
     def note(surface: Surface, translated: Translated) -> GatewayNote:

@@ -317,6 +317,10 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     on_failure: OnFailure = "before_first_visible"
     deadline_s: Annotated[float, Meta(gt=0)] | None = None
     """Seconds from acceptance until the run fails with class timeout."""
+    max_added_ms: Annotated[float, Meta(ge=0, le=1000)] | None = None
+    """How long the bus may hold a chunk back to write several together, in milliseconds; never what begins or ends a
+    block, nor a block's first chunk. None: the deployment's setting.
+    """
     participant: str | None = None
     metadata: dict[str, object] | None = None
     """The caller's own data; returned in `started`, never sent to the provider."""

@@ -167,7 +167,7 @@ class VoiceTurns:
             and self.told_of_speech
         ):
             metadata.setdefault(HEARD, {"run": before.run, "through": before.through})
-        request = {**request, "id": new_run_id(), **({"metadata": metadata} if metadata else {})}
+        request = {"max_added_ms": 0, **request, "id": new_run_id(), **({"metadata": metadata} if metadata else {})}
         turn = VoiceTurn(self._bus, request, self._session)
         turn.sounded = self._speaking
         self._recent.append(turn)

@@ -73,7 +73,15 @@ class AttemptWriter:
     """The frames of one attempt, in order. Created by `RawWriter.attempt`."""
 
     def __init__(
-        self, writer: FlushQueue, run: str, turn: int, attempt: int, refused: Callable[[str], object], *, held: bool
+        self,
+        writer: FlushQueue,
+        run: str,
+        turn: int,
+        attempt: int,
+        refused: Callable[[str], object],
+        *,
+        held: bool,
+        max_added_s: float = 0.0,
     ) -> None:
         self.run = run
         self.partition = writer.keys.partition_of(run)
@@ -88,6 +96,8 @@ class AttemptWriter:
         self.final = False
         self.held = held
         """Whether the run is under policies, and so waits for the policy stage too."""
+        self.max_added_s = max_added_s
+        """How long data that is not urgent may wait for a flush."""
         self.why_refused: str | None = None
         self.broken: Exception | None = None
         self.full_since: float | None = None

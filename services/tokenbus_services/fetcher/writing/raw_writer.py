@@ -1,8 +1,9 @@
-"""Writes provider bytes to `raw`: batched across runs under load, immediately when idle, and fenced.
+"""Writes provider bytes to `raw`: batched across runs, as long as their requests allow, and fenced.
 
 The cost unit is the wake-up across processes, not the event. So one flush carries the data of all runs of this process,
-one entry per partition. A flush is sent at once while the process is less than half busy; the busier it is, the longer
-a flush gathers, up to the linger (linger.py). Data that begins or ends a block never waits (`urgent`).
+one entry per partition. Data waits for its flush at most as long as its run allows (`max_added_ms`). Beyond that, while
+the process is more than half busy, flushes keep a distance that grows to the linger. Data that begins or ends a block
+never waits (`urgent`); what waits goes with it.
 
 What waits, and when an attempt has to wait, is the attempt's own matter (attempt_writer.py).
 """
@@ -10,6 +11,7 @@ What waits, and when an attempt has to wait, is the attempt's own matter (attemp
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection
@@ -57,16 +59,27 @@ class RawWriter:
     """Flushes what its attempts queue; one per process. Call `open`, and `close` when all attempts have ended."""
 
     def __init__(
-        self, server: Server, keys: Keys, *, linger_s: float, lag_bytes: int, liveness: Liveness | None = None
+        self,
+        server: Server,
+        keys: Keys,
+        *,
+        linger_s: float,
+        lag_bytes: int,
+        max_added_s: float = 0.0,
+        liveness: Liveness | None = None,
     ) -> None:
+        """``max_added_s``: how long data of an attempt waits at most, unless its request says so."""
         self.keys = keys
         self.lags = Backpressure(server, keys, lag_bytes=lag_bytes)
         self._server = server
         self._linger = Linger(linger_s)
         self._liveness = liveness or Liveness()
         self._pending: dict[AttemptWriter, None] = {}
+        self._max_added_s = max_added_s
+        self._due = math.inf
+        """When the next flush is due, by the loop's clock; 0: at once."""
         self._wake = asyncio.Event()
-        self._urgent = asyncio.Event()
+        """Set when the next flush is due sooner than before."""
         self._task: asyncio.Task[None] | None = None
         self._apart = server.topology == "cluster"
         """Whether partitions are on different nodes; a node that is away must delay only its own partitions."""
@@ -97,7 +110,7 @@ class RawWriter:
         """Create the writer of one attempt. ``refused`` is called as soon as the server refuses the attempt.
         ``held``: the run is under policies, so it waits for the policy stage too.
         """
-        return AttemptWriter(self, run, turn, attempt, refused, held=held)
+        return AttemptWriter(self, run, turn, attempt, refused, held=held, max_added_s=self._max_added_s)
 
     def now_ms(self) -> int:
         """The time shared by all workers, in Unix milliseconds."""
@@ -132,9 +145,12 @@ class RawWriter:
     def touch(self, attempt: AttemptWriter, urgent: bool) -> None:
         """Schedule the attempt for the next flush."""
         self._pending[attempt] = None
-        self._wake.set()
-        if urgent:
-            self._urgent.set()
+        if self._due == 0.0:
+            return
+        due = 0.0 if urgent else asyncio.get_running_loop().time() + attempt.max_added_s
+        if due < self._due:
+            self._due = due
+            self._wake.set()
 
     async def _run(self) -> None:
         clock = asyncio.get_running_loop().time
@@ -146,11 +162,13 @@ class RawWriter:
                 self._wake.clear()
                 await wait_briefly(self._wake, timeout_s=LAG_POLL_S if self.lags.any else IDLE_S)
                 continue
-            rest = flushed_at + self._linger.seconds(clock()) - clock()
-            if rest > 0 and not self._urgent.is_set():
-                await wait_briefly(self._urgent, timeout_s=rest)
-            self._urgent.clear()
-            flushed_at = clock()
+            now = clock()
+            if self._due and (rest := max(self._due, flushed_at + self._linger.seconds(now)) - now) > 0:
+                self._wake.clear()
+                await wait_briefly(self._wake, timeout_s=rest)
+                continue
+            self._due = math.inf
+            flushed_at = now
             await self._flush()
 
     async def _flush(self) -> None:

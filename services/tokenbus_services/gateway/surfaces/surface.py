@@ -81,7 +81,7 @@ ONLY_JSON = "Answer with one JSON object and nothing else: no text before or aft
 """For a provider without a mode for JSON of any schema."""
 _LISTS = ("tools", "policies", "input_policies", "webhooks")
 _FLAGS = ("visible", "record", "stream")
-_NUMBERS = ("max_tool_depth", "deadline_s")
+_NUMBERS = ("max_tool_depth", "deadline_s", "max_added_ms")
 _TEXTS = ("run", "on_failure", "on_disconnect")
 
 
@@ -149,6 +149,7 @@ class SurfaceRequest:
         self.max_tool_depth = bus.whole("max_tool_depth")
         self.on_failure = cast("OnFailure | None", bus.one_of("on_failure", get_args(OnFailure)))
         self.deadline_s = _deadline(bus)
+        self._max_added_ms = _max_added(bus)
         self.visible = bus.flag("visible")
         self._policies = bus.texts("policies")
         self._input_policies = bus.texts("input_policies")
@@ -251,6 +252,7 @@ class SurfaceRequest:
         given = {
             "on_failure": self.on_failure,
             "deadline_s": self.deadline_s,
+            "max_added_ms": self._max_added_ms,
             "policies": self._policies or None,
             "input_policies": self._input_policies or None,
             "webhooks": self._webhooks or None,
@@ -453,6 +455,13 @@ def _deadline(bus: Fields) -> float | None:
     value = bus.number("deadline_s")
     if value is not None and value <= 0:
         raise invalid(bus.path("deadline_s"), "must be greater than 0")
+    return value
+
+
+def _max_added(bus: Fields) -> float | None:
+    value = bus.number("max_added_ms")
+    if value is not None and not 0 <= value <= 1000:
+        raise invalid(bus.path("max_added_ms"), "must be from 0 to 1000")
     return value
 
 

@@ -195,6 +195,10 @@ class GatewaySettings(Table, frozen=True, kw_only=True):
     """
     origins: tuple[Origin, ...] = ()
     """Web pages of these origins may call the gateway (CORS)."""
+    max_added_ms: Annotated[float, Meta(ge=0, le=1000)] = 10.0
+    """`max_added_ms` of runs whose answer is streamed to a client, if the request says none."""
+    background_added_ms: Annotated[float, Meta(ge=0, le=1000)] = 50.0
+    """The same if no client reads along: the answer is returned whole, or runs in the background."""
     deadline_s: Seconds = 600.0
     """Deadline of runs whose client waits for the answer, if the request sets none."""
     body_bytes: Bytes = 32 * 2**20

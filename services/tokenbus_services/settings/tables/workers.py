@@ -34,6 +34,10 @@ class StageSettings(Table, frozen=True, kw_only=True):
     max_records: Count = 256
     linger_ms: Annotated[float, Meta(ge=0, le=100)] = 3.0
     """Maximum time the source batches, when its process is saturated; no delay while it is less than half busy."""
+    max_added_ms: Annotated[float, Meta(ge=0, le=1000)] = 0.0
+    """How long a chunk may be held back to be written with others, of a run whose request does not say it. What begins
+    or ends a block, and a block's first chunk, goes at once.
+    """
     chained: bool = False
     """Whether `tokenbus up` runs fetcher, normalizer and parser as one process, the pipeline."""
     drain_s: Annotated[float, Meta(ge=0)] = 300.0

@@ -1,4 +1,4 @@
-"""Which events wait for a flush. The linger is a minute here, so an event that arrives did not wait for it."""
+"""Which events wait for a flush. Linger and `max_added_ms` are a minute here, so an event that arrives did not wait."""
 
 from __future__ import annotations
 
@@ -39,8 +39,10 @@ async def run(server: Server, keys: Keys) -> str:
 
 
 @asynccontextmanager
-async def writing(server: Server, keys: Keys, run: str, *, held: bool = False) -> AsyncGenerator[AttemptWriter]:
-    writer = RawWriter(server, keys, linger_s=LINGER_S, lag_bytes=LAG_BYTES)
+async def writing(
+    server: Server, keys: Keys, run: str, *, held: bool = False, max_added_s: float = 0.0
+) -> AsyncGenerator[AttemptWriter]:
+    writer = RawWriter(server, keys, linger_s=LINGER_S, lag_bytes=LAG_BYTES, max_added_s=max_added_s)
     await writer.open()
     try:
         yield writer.attempt(run, 0, 1, lambda reason: None, held=held)
@@ -92,6 +94,38 @@ def _alone(count: int) -> list[list[RawItem]]:
     return [[Data(b"%d" % n)] for n in range(count)]
 
 
+async def test_data_waits_for_an_urgent_read_as_long_as_its_run_allows(server: Server, keys: Keys, run: str) -> None:
+    async with writing(server, keys, run, max_added_s=60.0) as attempt:
+        await attempt.write(Data(b"a"), urgent=True)
+        await flushed(server, keys, run, [Data(b"a")])
+        await attempt.write(Data(b"b"))
+        await asyncio.sleep(0.05)  # far longer than a flush takes
+        await flushed(server, keys, run, [Data(b"a")])
+        await attempt.write(Data(b"c"), urgent=True)
+        await flushed(server, keys, run, [Data(b"a")], [Data(b"bc")])
+
+
+async def test_data_goes_when_its_time_is_over(server: Server, keys: Keys, run: str) -> None:
+    async with writing(server, keys, run) as attempt:
+        attempt.max_added_s = 0.1
+        begin = asyncio.get_running_loop().time()
+        for piece in (b"a", b"b"):
+            await attempt.write(Data(piece))
+        await flushed(server, keys, run, [Data(b"ab")])
+        assert asyncio.get_running_loop().time() - begin >= 0.099
+
+
+async def test_the_run_that_may_wait_least_says_when_all_go(server: Server, keys: Keys, run: str) -> None:
+    await server.client.hset(keys.run("prompt"), mapping={"status": "open", "attempt": 1, "raw": 0})
+    await server.client.pexpire(keys.run("prompt"), 60_000)
+    async with writing(server, keys, run, max_added_s=60.0) as patient:
+        prompt = AttemptWriter(patient.writer, "prompt", 0, 1, lambda reason: None, held=False)
+        await patient.write(Data(b"a"))
+        await prompt.write(Data(b"b"))
+        await flushed(server, keys, "prompt", [Data(b"b")])
+        await flushed(server, keys, run, [Data(b"a")])
+
+
 async def test_the_end_of_an_attempt_takes_along_what_was_gathered(server: Server, keys: Keys, run: str) -> None:
     async with writing(server, keys, run) as attempt:
         await attempt.write(Data(b"a"))
@@ -114,7 +148,7 @@ async def _forwarded(server: Server, keys: Keys, run: str, upto: str) -> None:
     await server.client.hset(keys.run(run), mapping={"raw": 0})
     says = Reply(text="first second third")
     script = Script(name="m", turns=(Turn(says=says, fault=Stall(after_text=upto)),))
-    async with MockProvider([script]) as provider, writing(server, keys, run) as attempt:
+    async with MockProvider([script]) as provider, writing(server, keys, run, max_added_s=60.0) as attempt:
         settings = ProviderSettings(api="anthropic", base_url=provider.url, api_key_env="")
         endpoint = Endpoint("anthropic", settings, {})
         request = Generate(provider="anthropic", model="m", messages=[Message(role="user", content="Go")])
