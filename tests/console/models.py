@@ -5,7 +5,7 @@ from __future__ import annotations
 from uuid import uuid4
 
 from tests.console.gates import HELD
-from tokenbus.testing import Delivery, ErrorEvent, LocalBus, Picture, Reply, Stall, Status, ToolCall, Turn
+from tokenbus.testing import Delivery, ErrorEvent, Exchange, LocalBus, Picture, Reply, Stall, Status, ToolCall, Turn
 
 SETTINGS = """
 [gateway]
@@ -103,10 +103,16 @@ def script(bus: LocalBus) -> None:
     bus.model_says("paints", Turn(says=Reply(pictures=(Picture(data=PNG, previews=(PNG,)),))))
 
 
-def publish(bus: LocalBus, model: str, **fields: object) -> str:
+def publish(bus: LocalBus, model: str, text: str = "", **fields: object) -> str:
     """Start a run. The provider counts tries by conversation, so each run has one of its own."""
     with bus.sync_client() as client:
-        return client.publish({**bus.request(model, uuid4().hex), **fields}).id
+        return client.publish({**bus.request(model, text or uuid4().hex), **fields}).id
+
+
+def call_with(bus: LocalBus, text: str) -> Exchange:
+    """The only call whose conversation has this text; calls of other tests may be open beside it."""
+    [exchange] = [one for one in bus.exchanges if text.encode() in one.http_request.body]
+    return exchange
 
 
 def ended(bus: LocalBus, model: str, **fields: object) -> str:

@@ -15,7 +15,7 @@ from tests import fork_server
 from tests.clients.node import packages
 from tests.console.browser import ALLOWED_ERRORS, expect, page_of, see
 from tests.console.gates import open_gate
-from tests.console.models import SETTINGS, WEATHER, WORDS, ended, publish
+from tests.console.models import SETTINGS, WEATHER, WORDS, call_with, ended, publish
 from tests.waiting import eventually
 from tokenbus.testing import LocalBus
 from tokenbus_services.console.runs import run_table
@@ -133,10 +133,10 @@ async def test_a_failed_run_is_red_and_its_button_retries_it(page: Any, bus: Loc
 
 
 async def test_a_cancel_by_button_closes_the_providers_socket(page: Any, bus: LocalBus) -> None:
-    run = await asyncio.to_thread(publish, bus, "waits")
+    run = await asyncio.to_thread(publish, bus, "waits", "until a button")
     await see(page, bus, f"#run={run}")
     await expect(page.locator(".k-text .model-text")).to_contain_text("one two")
-    [exchange] = [one for one in bus.exchanges if one.state == "stalled"]
+    exchange = call_with(bus, "until a button")
     await page.get_by_test_id("cancel").click()
     await page.get_by_role("button", name="Cancel the run").click()
     await eventually(lambda: exchange.state == "disconnected")
@@ -255,15 +255,14 @@ console = ["see_runs"]
         gateway = await start()
         await expect(page.get_by_test_id("connection")).to_have_text("live")
 
-        run = await asyncio.to_thread(publish, bus, "waits")
+        run = await asyncio.to_thread(publish, bus, "waits", "through a restart")
         await page.goto(f"{url}#run={run}")
         await expect(text).to_have_text("one two three")
         await expect(page.get_by_test_id("cancel")).to_be_visible()
         gateway.kill()
         await gateway.wait()
         await expect(page.get_by_test_id("connection")).to_contain_text("disconnected")
-        [exchange] = [one for one in bus.exchanges if one.state == "stalled"]
-        bus.resume(exchange)
+        bus.resume(call_with(bus, "through a restart"))
         gateway = await start()
         await expect(text).to_have_text("one two three four")
         await expect(page.locator(".run-line .st")).to_have_text("completed")

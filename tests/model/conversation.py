@@ -34,6 +34,7 @@ from tokenbus.events.requests import (
     Withdraw,
 )
 from tokenbus.events.sessions import SessionRun, session_ref
+from tokenbus_services.intake.input_policies import InputPolicies
 from tokenbus_services.intake.run_creation import RunCreation
 from tokenbus_services.intake.sessions import SessionAppends
 from tokenbus_services.settings import ProviderSettings, RetrySettings, Settings
@@ -57,7 +58,16 @@ class Writer:
             retry=RetrySettings(max_attempts=1000, max_losses=1000),
         )
         creation = RunCreation(settings, self._server)
-        self._appends = SessionAppends(self._server, settings, creation, _as_it_is, offload=_unchanged, keep=_nothing)
+        self._appends = SessionAppends(
+            self._server,
+            settings,
+            creation,
+            _as_it_is,
+            offload=_unchanged,
+            keep=_nothing,
+            judge=InputPolicies(self._server, keys, creation),
+            input_plan=lambda request: None,
+        )
         self._runner.run(self._server.clock.measure())
 
     def call(self, append: Append) -> ScriptCall:
