@@ -85,13 +85,18 @@ class SessionHistory:
         await self._keep_blobs(found.messages)
         own = found.own or request.messages
         whole = msgspec.structs.replace(request, messages=[*found.messages, *own])
+        notes: tuple[str, ...] = ()
+        if found.forgotten:
+            kept = "`retention.session_runs` says how many a session keeps"
+            notes = (f"messages of the session's oldest runs are gone (runs: {found.forgotten}): {kept}",)
         if found.whole:
-            notes = (f"the session's messages before run {found.begins_at} are in a summary",) if found.summary else ()
+            if found.summary:
+                notes = (f"the session's messages before run {found.begins_at} are in a summary",)
             return InSession(whole, found.steers, notes)
         why = f"at most {tokens} tokens are sent, as the session's configuration says"
         if tokens is None:
             why = f"at most {MOST_BYTES >> 20} MiB of a history are sent"
-        notes = (f"messages of the session's oldest runs were left out (runs: {found.left_out}): {why}",)
+        notes = (*notes, f"messages of the session's oldest runs were left out (runs: {found.left_out}): {why}")
         summary = await self._summary(request, of, bound) if bound and bound.how == "summary" else None
         return InSession(whole, found.steers, notes, summary)
 

@@ -19,7 +19,6 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.layout import locate
 from tokenbus.bus.run_record import SESSION_LIVES
 from tokenbus.bus.scripts import sessions as session_scripts
-from tokenbus.bus.scripts.commit import MOST_RUNS
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.work_queue import QueueItem
@@ -281,7 +280,7 @@ class SessionAppends:
         now = self._server.clock.now_ms()
         if now - session.renewed_ms < self._keep_ms / SESSION_LIVES:
             return session
-        for keys in batched(self._keys_of_ended(session, newest=MOST_RUNS)):
+        for keys in batched(self._keys_of_ended(session, newest=self._settings.retention.session_runs)):
             pipe = self._server.client.pipeline(transaction=False)
             for key in keys:
                 pipe.pexpire(key, SESSION_LIVES * self._keep_ms)
@@ -389,7 +388,7 @@ class SessionAppends:
         as_of: str = "",
         fields: list[scripts.Arg] | None = None,
     ) -> scripts.ScriptCall:
-        keys, partition = self._keys, self._keys.partition_of(session.ref)
+        keys, partition, kept = self._keys, self._keys.partition_of(session.ref), self._settings.retention
         next_run = session.run(session.runs)
         keys.note(next_run, partition)
         last = session.newest or next_run
@@ -440,7 +439,7 @@ class SessionAppends:
             open_ms=self._open_ms,
             keep_ms=self._keep_ms,
             renewed=str(session.renewed_ms or ""),
-            fields=fields or [],
+            fields=["most_runs", kept.session_runs, "most_events", kept.session_events, *(fields or [])],
         )
 
 

@@ -1,5 +1,5 @@
-"""What a session costs: from an append to the first chunk, beside a request of its own; the keys of a hundred turns,
-beside those of as many runs; and sessions that do nothing.
+"""What a session costs: a chunk, and from an append to the first chunk, beside a request of its own; the keys of a
+hundred turns, beside those of as many runs; and sessions that do nothing.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from tokenbus.client.publishing import new_run_id
 from tokenbus.events.sessions import session_ref
 from tokenbus_services.mock_provider import Reply, Script, Turn
 
-MODEL = "weather"
+MODEL, LONG = "weather", "long"
 FIRSTS = 60
 TURNS = 100
+LONG_RUNS, WORDS = 12, 4000
 IDLE, AT_ONCE = 10_000, 50
 IDLE_S = 10.0
 ASKED = "And what is it like a day later, in the afternoon?"
@@ -29,14 +30,42 @@ def measured_sessions() -> list[Figure]:
     """On one stack, in turn."""
     turn = Turn(says=Reply(text="The sky is grey, and it stays dry until the evening. " * 3))
     answers = Script(turns=(turn,) * (FIRSTS + TURNS))
-    with running([], scripts={MODEL: answers}) as stack:
+    words = Turn(says=Reply(text=" ".join(f"word{n % 10}" for n in range(WORDS))))
+    with running([], scripts={MODEL: answers, LONG: Script(turns=(words,) * LONG_RUNS)}) as stack:
         return asyncio.run(_measured(stack))
 
 
 async def _measured(stack: Stack) -> list[Figure]:
     port: int = stack.client.connection_pool.connection_kwargs["port"]
     async with Client(f"redis://127.0.0.1:{port}") as bus:
-        return [await _first_chunk(bus), *await _turns(bus, stack), *await _idle(bus, stack)]
+        return [await _chunk(bus, stack), await _first_chunk(bus), *await _turns(bus, stack), *await _idle(bus, stack)]
+
+
+async def _chunk(bus: Client, stack: Stack) -> Figure:
+    """Long answers in a session and of requests alone, in turn: the CPU of services and server. Each run of the session
+    has one message and no history, so that only its chunks differ from the other's, if at all.
+    """
+
+    def spent() -> float:
+        return sum(cpu_s(stack.pids[name]) for name in (*SERVICES, "server"))
+
+    ratios, costs = list[float](), ([list[float](), list[float]()])
+    for n in range(LONG_RUNS):
+        session = bus.session(f"long-{n}")
+        await session.configure({**REQUEST, "model": LONG})
+        before = spent()
+        receipt = await session.send(ASKED)
+        assert receipt.fate.run
+        await bus.result(receipt.fate.run)
+        between = spent()
+        run = await bus.publish({**REQUEST, "model": LONG, "messages": [{"role": "user", "content": ASKED}]})
+        await run.result()
+        after = spent()
+        for cost, each in zip(costs, (between - before, after - between), strict=True):
+            cost.append(each / WORDS * 1e6)
+        ratios.append(costs[0][-1] / costs[1][-1])
+    name = "session: CPU of services and server for a chunk p50; bare: of a run alone"
+    return Figure(name=name, unit="µs", value=median(costs[0]), bare=median(costs[1]), ratio=median(ratios))
 
 
 async def _first_chunk(bus: Client) -> Figure:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.e2e.sessions.test_sessions import run_over, said, texts, told
 from tokenbus import HistoryBound
-from tokenbus.bus.scripts.commit import MOST_RUNS
 from tokenbus.client.sessions import history
 from tokenbus.errors import RequestInvalid
-from tokenbus.events.public import Chunk
+from tokenbus.events.public import Chunk, Completed
 from tokenbus.events.sessions import Fate, RunEnded, session_ref
 from tokenbus.testing import LocalBus
 from tokenbus_services.mock_provider import Delivery, Reply, Stall, Turn
@@ -177,23 +178,30 @@ async def test_of_a_history_that_is_too_large_for_any_request_the_oldest_message
 
 
 async def test_a_session_keeps_what_its_newest_runs_added() -> None:
-    with LocalBus() as local:
-        local.model_says("two", "one", "two", "three")
+    with LocalBus("[retention]\nsession_runs = 3\n") as local:
+        local.model_says("two", "one")
         async with local.client() as bus:
             session = bus.session("many")
             await session.configure(MODEL, messages=[{"role": "user", "content": "before"}])
-            await session.send("first")
-            await told(session, run_over)
-            # As if many runs had been between: the script looks at numbers alone.
+            for n in range(5):
+                await session.send(f"message {n}")
+                await told(session, run_over, n + 1)
+            last = [("user", "message 2"), ("assistant", "one"), ("user", "message 3"), ("assistant", "one")]
+            assert re.findall("message .", str(local.requests[4]["messages"])) == [
+                "message 2",
+                "message 3",
+                "message 4",
+            ]
+            assert texts(await session.messages()) == [*last, ("user", "message 4"), ("assistant", "one")]
+            ends = [step.event async for step in session.follow(live=False) if isinstance(step.event, Completed)]
+            notes = [str(end.provider_extra) for end in ends]
+            assert ["session's oldest runs are gone" in note for note in notes] == [False, False, False, True, True]
+            assert "(runs: 2): `retention.session_runs`" in notes[4]
             ref = session_ref("", "many")
             keys = await bus._deployment.keys_of(ref)  # pyright: ignore[reportPrivateUsage]
             client = bus._deployment.server.client  # pyright: ignore[reportPrivateUsage]
-            await client.hset(keys.session(ref), "runs", MOST_RUNS)
-            await session.send("second")
-            await told(session, run_over, 2)
-            assert texts(await session.messages()) == [("user", "second"), ("assistant", "one")]
             pieces = [name.decode() for name in await client.hkeys(keys.of_session(ref)[3])]
-            assert not [name for name in pieces if name.endswith(":0") or name == "before"]
+            assert not [name for name in pieces if name.endswith((":0", ":1")) or name == "before"]
 
 
 async def test_a_steered_run_that_is_tried_again_asks_with_its_steers() -> None:

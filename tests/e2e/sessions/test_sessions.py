@@ -19,7 +19,7 @@ from tests.services.cli.process import run as command
 from tests.waiting import eventually
 from tokenbus import Chunk, Client, Message
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.scripts.commit import MOST_EVENT_BYTES, MOST_EVENTS
+from tokenbus.bus.scripts.commit import MOST_EVENT_BYTES
 from tokenbus.bus.server.server import Server
 from tokenbus.client.sessions.listing import PAGE
 from tokenbus.client.sessions.reader import SessionCursor, SessionStep
@@ -505,7 +505,8 @@ async def test_a_cursor_is_of_one_making_of_a_session_and_a_reader_ends_with_it(
 
 
 async def test_a_session_keeps_its_newest_events_and_their_fates() -> None:
-    with LocalBus() as local:
+    most = 150
+    with LocalBus(f"[retention]\nsession_events = {most}\n") as local:
         local.model_says("two", "one two")
         async with local.client() as bus:
             session = bus.session("long")
@@ -516,11 +517,11 @@ async def test_a_session_keeps_its_newest_events_and_their_fates() -> None:
             log, appends, *_ = keys.of_session(ref)
             client = bus._deployment.server.client  # pyright: ignore[reportPrivateUsage]
             pipe = client.pipeline(transaction=False)
-            for n in range(1, MOST_EVENTS):
+            for n in range(1, most):
                 event = {"type": "returned", "session_seq": n, "at_ms": 1, "append": f"a{n}", "reason": "busy"}
                 pipe.xadd(log, {"__data__": json.dumps(event, separators=(",", ":"))}, id=f"1-{n}")
                 pipe.hset(appends, f"a{n}", '{"state":"returned","reason":"busy"}')
-            pipe.hset(keys.session(ref), "seq", MOST_EVENTS)
+            pipe.hset(keys.session(ref), "seq", most)
             await pipe.execute()
             for n in range(3):
                 with pytest.raises(RequestInvalid):
@@ -528,13 +529,13 @@ async def test_a_session_keeps_its_newest_events_and_their_fates() -> None:
             assert (await session.send("hello", append="new")).fate.state == "delivered"
             await told(session, run_over)
             steps = [step async for step in session.follow(live=False)]
-            assert await client.xlen(log) == MOST_EVENTS
-            assert await client.hlen(appends) == MOST_EVENTS - 2  # two events tell of `new`, one of the run's end
+            assert await client.xlen(log) == most
+            assert await client.hlen(appends) == most - 2  # two events tell of `new`, one of the run's end
             assert await session.fate("a5") is None
             assert await session.fate("a6") is not None
             assert (await session.send("hello", append="new")).fate.state == "delivered"
             own = [step.event.session_seq for step in steps if isinstance(step.event, SessionEvent)]
-            assert own == list(range(6, MOST_EVENTS + 6))
+            assert own == list(range(6, most + 6))
             with pytest.raises(CursorTrimmed):
                 await anext(session.follow(after=first.cursor))
 

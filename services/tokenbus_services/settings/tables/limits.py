@@ -7,6 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from tokenbus.blob_wire import DEFAULT_URL
+from tokenbus.bus.scripts.commit import MOST_EVENTS, MOST_RUNS
 from tokenbus_services.settings.types import Bytes, Count, HttpUrl, ImportPath, Seconds, Table
 
 
@@ -126,6 +127,12 @@ class RetentionSettings(Table, frozen=True, kw_only=True):
     finished_run_s: Seconds = 3_600.0
     session_s: Seconds = 7 * 86_400.0
     """How long a session stays after its last event, and each of its runs after its own end."""
+    session_runs: Annotated[int, Meta(ge=1, le=100_000)] = MOST_RUNS
+    """So many of its newest runs a session keeps, with what they added to its history. A run that begins beyond that
+    makes it forget the oldest, and has a note of it.
+    """
+    session_events: Annotated[int, Meta(ge=100, le=1_000_000)] = MOST_EVENTS
+    """So many of its newest events a session keeps, besides those of its runs, with the fates that they tell."""
     topic_entries: Annotated[int, Meta(ge=1000)] = 50_000
     """Approximate number of entries kept per public topic and partition. Must exceed what a subscriber reads at once,
     so that it can detect when unread entries were trimmed.

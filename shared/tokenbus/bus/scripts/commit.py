@@ -26,13 +26,15 @@ COMMIT_BYTES = 2**20
 DELETED_MS = 600_000
 """How long the fate of the append that deleted a session can be asked."""
 MOST_EVENTS = 10_000
-"""About so many of its newest events a session keeps, with the fates that they tell."""
+"""About so many of its newest events a session keeps, with the fates that they tell, unless its hash says
+`most_events`.
+"""
 MOST_EVENT_BYTES = 16 * 2**20
 """And so many bytes of them, but for the newest."""
 MOST_TAKEN_BYTES = 2 * 2**20
 """Up to this size what waits begins a run together, steers one, or is added between two; one message always does."""
 MOST_RUNS = 4000
-"""A session keeps so many of its newest runs, and what they added to its history: more than its events can tell of."""
+"""A session keeps so many of its newest runs, and what they added to its history, unless its hash says `most_runs`."""
 MOST_REWRITTEN = 1000
 """Of so many runs a rewritten history gives its memory back at once; of older ones when the session ends."""
 TRIMMED_AT_ONCE = 16

@@ -71,6 +71,8 @@ class History(msgspec.Struct, frozen=True):
     """They begin with a summary."""
     edits: int = 0
     """How often the history was rewritten."""
+    forgotten: int = 0
+    """What so many of the first runs added is gone, because a session keeps so much and no more."""
 
 
 async def history_before(
@@ -116,6 +118,7 @@ async def history_before(
             begins_at=begins_at,
             summary=summarised,
             edits=edits,
+            forgotten=int(first[1] or 0) if first[0] is None else 0,
         )
 
     newest_first = [added]

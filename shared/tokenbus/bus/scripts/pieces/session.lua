@@ -32,9 +32,10 @@ end
 local function trim_session(s)
   -- An old event goes with the fate that it tells; the fate of an append which waits goes with the event of its end.
   local events = redis.call('XLEN', s.log)
-  local bytes = tonumber(redis.call('HGET', s.session, 'told') or '0') + (s.told or 0)
+  local h = redis.call('HMGET', s.session, 'told', 'most_events')
+  local bytes, most = tonumber(h[1] or '0') + (s.told or 0), tonumber(h[2] or MOST_EVENTS)
   local stay, least = math.max(1, events - TRIMMED_AT_ONCE), bytes - TRIMMED_BYTES
-  while events > stay and bytes > least and (events > MOST_EVENTS or bytes > MOST_EVENT_BYTES) do
+  while events > stay and bytes > least and (events > most or bytes > MOST_EVENT_BYTES) do
     local entry = redis.call('XRANGE', s.log, '-', '+', 'COUNT', 1)[1]
     local kind, append = string.match(entry[2][2], '^{"type":"([a-z_]+)".-"append":"([^"]+)"')
     if append and kind ~= 'appended' then redis.call('HDEL', s.appends, append) end

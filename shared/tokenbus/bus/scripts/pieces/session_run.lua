@@ -6,12 +6,16 @@ local function forget_pieces(s, number)
   local at = whole(number)
   redis.call('HDEL', s.history, 'add:' .. at, 'in:' .. at, 'steer:' .. at, 'out:' .. at, 'heard:' .. at)
 end
-local function forget_run(s, number)
-  -- What a run added to the history, and all before it.
-  if number < 0 or tonumber(redis.call('HGET', s.history, 'begins_at') or '0') > number then return end
-  forget_pieces(s, number)
+local function forget_runs(s)
+  -- What its oldest runs added to the history, and all before them, so that it has what the newest added. If the
+  -- setting was lowered, the next runs that begin forget the rest.
+  local most = tonumber(redis.call('HGET', s.session, 'most_runs') or MOST_RUNS)
+  local began = tonumber(redis.call('HGET', s.history, 'begins_at') or '0')
+  local last = math.min(s.runs - most, began + MOST_REWRITTEN - 1)
+  if last < began then return end
+  for number = began, last do forget_pieces(s, number) end
   redis.call('HDEL', s.history, 'before')
-  redis.call('HSET', s.history, 'begins_at', whole(number + 1))
+  redis.call('HSET', s.history, 'begins_at', whole(last + 1))
 end
 local function start_session_run(s, keys, run, taken, ttl_ms)
   -- `taken`: appends and their work; `keys`: as of `begin_run`.
@@ -25,7 +29,7 @@ local function start_session_run(s, keys, run, taken, ttl_ms)
   local h = redis.call('HMGET', keys.run_key, 'status', 'cancel')
   begin_run(keys, run, frame, work, h[1] == 'awaited' and h[2], fields, whole(s.now), ttl_ms)
   redis.call('HSET', s.history, 'in:' .. whole(s.runs), '[' .. table.concat(messages, ',') .. ']')
-  forget_run(s, s.runs - MOST_RUNS)
+  forget_runs(s)
   s.run, s.runs, s.newest = run, s.runs + 1, -1
   for _, each in ipairs(taken) do delivered(s, each.append, 0) end
 end
