@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -19,6 +20,53 @@ KUBERNETES = Path("deploy/kubernetes")
 VERSIONS = ("1.34", "1.37")
 """The oldest version of Kubernetes that still has support, and the newest that there are schemas of."""
 KEDA = jsonschema_rs.validator_for(json.loads(Path(__file__).with_name("keda_scaled_object.json").read_text()))
+_PAIRS = {"type": "object", "additionalProperties": {"type": "string"}}
+POD_MONITOR = jsonschema_rs.validator_for(
+    {
+        "type": "object",
+        "required": ["apiVersion", "kind", "metadata", "spec"],
+        "properties": {
+            "apiVersion": {"const": "monitoring.coreos.com/v1"},
+            "spec": {
+                "type": "object",
+                "required": ["selector", "podMetricsEndpoints"],
+                "additionalProperties": False,
+                "properties": {
+                    "selector": {
+                        "type": "object",
+                        "additionalProperties": False,
+                        "properties": {"matchLabels": _PAIRS},
+                    },
+                    "podMetricsEndpoints": {
+                        "type": "array",
+                        "items": {
+                            "type": "object",
+                            "additionalProperties": False,
+                            "properties": {
+                                "port": {"type": "string"},
+                                "path": {"type": "string"},
+                                "interval": {"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$"},
+                                "relabelings": {
+                                    "type": "array",
+                                    "items": {
+                                        "type": "object",
+                                        "additionalProperties": False,
+                                        "properties": {
+                                            "sourceLabels": {"type": "array", "items": {"type": "string"}},
+                                            "targetLabel": {"type": "string"},
+                                            "replacement": {"type": "string"},
+                                        },
+                                    },
+                                },
+                            },
+                        },
+                    },
+                },
+            },
+        },
+    }
+)
+"""The fields of a PodMonitor that are used here, as the operator's reference describes them."""
 OPTIONAL = "  # - ../../components/"
 
 pytestmark = pytest.mark.skipif(not shutil.which("kubectl"), reason="no kubectl here to render with")
@@ -42,6 +90,17 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]
     return render(overlay.parent)
 
 
+def accepted(each: dict[str, Any], version: str) -> None:
+    """Raises if the API server of this version, KEDA or the Prometheus operator would refuse the object."""
+    match each["kind"]:
+        case "ScaledObject":
+            KEDA.validate(each)
+        case "PodMonitor":
+            POD_MONITOR.validate(each)
+        case _:
+            kubernetes_validate.validate(each, version, strict=True)
+
+
 def of_kind(objects: list[dict[str, Any]], kind: str) -> dict[str, dict[str, Any]]:
     return {each["metadata"]["name"]: each for each in objects if each["kind"] == kind}
 
@@ -53,10 +112,7 @@ def container(deployment: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_object_is_what_the_api_server_accepts(everything: list[dict[str, Any]], version: str) -> None:
     for each in everything:
-        if each["kind"] == "ScaledObject":
-            KEDA.validate(each)
-        else:
-            kubernetes_validate.validate(each, version, strict=True)
+        accepted(each, version)
 
 
 def test_the_unchanged_overlay_has_a_server_and_no_optional_service() -> None:
@@ -146,3 +202,54 @@ def test_a_stage_is_never_scaled_beyond_its_partitions(everything: list[dict[str
     assert set(scaled) <= set(of_kind(everything, "Deployment"))
     for stage in ("normalizer", "parser"):
         assert scaled[stage]["spec"]["maxReplicaCount"] == partitions
+
+
+def test_a_stage_is_spread_by_itself(everything: list[dict[str, Any]]) -> None:
+    for deployment in of_kind(everything, "Deployment").values():
+        [spread] = deployment["spec"]["template"]["spec"]["topologySpreadConstraints"]
+        assert spread["matchLabelKeys"] == ["app.kubernetes.io/component"]
+
+
+def test_what_has_a_service_for_clients_is_called_until_every_node_knows_that_it_leaves(
+    everything: list[dict[str, Any]],
+) -> None:
+    called = {name for name in of_kind(everything, "Service") if not name.endswith("-metrics")} - {"valkey"}
+    waiting = {
+        name for name, each in of_kind(everything, "Deployment").items() if "preStop" in json.dumps(container(each))
+    }
+    assert called == waiting == {"gateway", "blobs"}
+
+
+def test_scaling_takes_no_gap_in_metrics_for_a_zero_and_no_run_that_waits_for_work(
+    everything: list[dict[str, Any]],
+) -> None:
+    for name, scaled in of_kind(everything, "ScaledObject").items():
+        assert scaled["spec"]["fallback"]["behavior"] == "currentReplicasIfHigher", name
+        for trigger in scaled["spec"]["triggers"]:
+            assert trigger["metadata"]["ignoreNullValues"] == "false", name
+            assert "waiting" not in trigger["metadata"]["query"], name
+
+
+def test_every_service_has_a_place_where_its_metrics_are(everything: list[dict[str, Any]]) -> None:
+    services = of_kind(everything, "Service").values()
+    selected = {each["spec"]["selector"].get("app.kubernetes.io/component") for each in services}
+    assert selected >= set(of_kind(everything, "Deployment"))
+    [monitor] = of_kind(everything, "PodMonitor").values()
+    assert monitor["spec"]["selector"]["matchLabels"] == {"app.kubernetes.io/part-of": "tokenbus"}
+
+
+def test_each_service_logs_in_as_its_own_user_and_sees_its_own_password_alone(
+    everything: list[dict[str, Any]],
+) -> None:
+    users = set(re.findall(r"^user tokenbus-(\S+)", Path("deploy/acl/users.conf").read_text(), re.MULTILINE))
+    for name, deployment in of_kind(everything, "Deployment").items():
+        only = container(deployment)
+        variables = {variable["name"]: variable for variable in only["env"]}
+        names = list(variables)
+        assert name in users
+        assert variables["TOKENBUS_REDIS_URL"]["value"] == "redis://tokenbus-$(SERVICE)@$(SERVER)"
+        assert max(names.index("SERVICE"), names.index("SERVER")) < names.index("TOKENBUS_REDIS_URL")
+        assert "TOKENBUS_REDIS_PASSWORD" not in variables
+        [mount] = [each for each in only["volumeMounts"] if each["name"] == "server-users"]
+        assert mount["subPathExpr"] == "$(SERVICE)"
+        assert mount["mountPath"] == variables["TOKENBUS_REDIS_PASSWORD_FILE"]["value"]
