@@ -15,8 +15,10 @@ from tokenbus.errors import (
     BlobUnauthorized,
     BlobUnavailable,
 )
+from tokenbus.events.run_info import RunInfo
 
 PATH = "/blobs"
+ARCHIVE_PATH = "/archive"
 MAX_ANSWER_BYTES = 64 * 2**10
 """Maximum size of any answer other than a blob's content."""
 DEFAULT_URL = "http://127.0.0.1:8085"
@@ -33,6 +35,27 @@ def check_deployment(expected: str, found: str | None, where: str) -> None:
     """Raises BlobUnavailable if the answer is from another deployment's service. ``expected``: empty if unknown."""
     if expected and expected != found:
         raise BlobUnavailable(where, "what answers there is not the blob service of this deployment")
+
+
+class ArchivePage(msgspec.Struct, frozen=True, kw_only=True):
+    """Some of the archived runs."""
+
+    runs: list[RunInfo]
+    next: str | None = None
+    """Value of ``after`` for the next page; None at the end."""
+
+
+class ArchiveDeleted(msgspec.Struct, frozen=True, kw_only=True):
+    """What was deleted."""
+
+    logs: int
+    blobs: list[str] = []
+    """Ids of the blobs that the logs named, and that no other log names."""
+
+
+class ArchiveNames(msgspec.Struct, frozen=True, kw_only=True):
+    named: bool
+    """Whether the log of an archived run names this blob."""
 
 
 class BlobProblem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

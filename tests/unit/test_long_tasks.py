@@ -52,6 +52,7 @@ UNWATCHED = {
     "tokenbus/client/subscriptions/sentences.py:SentenceSubscription._advance": READER,
     "tokenbus/policy/apply.py:_under": READER,
     "tokenbus/policy/policy_runner.py:_Work.__init__": "of one call of a policy, which has a timeout",
+    "tokenbus_services/blobs/archive_http.py:ArchiveRoutes._log": REQUEST,
     "tokenbus_services/blobs/http.py:BlobRoutes._get": REQUEST,
     "tokenbus_services/cli/worker.py:serve": "the worker ends with the first of them",
     "tokenbus_services/cli/worker.py:_Server.leave": "the worker stops, and waits for nothing else",

@@ -186,7 +186,7 @@ def test_a_client_has_these_methods():
         "resume": ["self", "run", "again"],
         "result": ["self", "run", "wait_s"],
         "retry": ["self", "run", "again"],
-        "runs": ["self", "state", "tenant", "provider", "older_than", "prefix", "limit", "oldest_first"],
+        "runs": ["self", "state", "tenant", "provider", "older_than", "prefix", "limit", "oldest_first", "archived"],
         "sentences": ["self", "group", "runs", "from_", "ack", "prefetch", "rules", "hold_s", "on_trimmed"],
         "session": ["self", "name", "tenant"],
         "sessions": ["self", "tenant", "metadata", "words", "older_than", "limit", "oldest_first"],

@@ -19,6 +19,7 @@ import structlog
 from tokenbus.blob_wire import DEPLOYMENT_ENV, DEPLOYMENT_HEADER, MAX_ANSWER_BYTES, PATH, blob_error, check_deployment
 from tokenbus.blobs import DEFAULT_MEDIA_TYPE, BlobLoader, BlobRef, blob_id_from_digest, parse_blob_id, parse_media_type
 from tokenbus.bus import process_clock
+from tokenbus.client.archive import Archive
 from tokenbus.errors import (
     BlobCorrupt,
     BlobError,
@@ -359,6 +360,12 @@ async def _given(content: AsyncIterable[bytes], limit: process_clock.Timeout) ->
             until += process_clock.now() - began + len(piece) / _BYTES_PER_S
             limit.reschedule(until)
         yield piece
+
+
+def archive_of(settings: BlobSettings, env: Mapping[str, str] = os.environ) -> Archive:
+    """A client of the deployment's archive. Raises SettingsError for an invalid token."""
+    token = secret_of(settings.token_env, env)
+    return Archive(settings.address, token=token, deployment=env.get(DEPLOYMENT_ENV, ""))
 
 
 def loader_of(settings: BlobSettings, env: Mapping[str, str] = os.environ) -> BlobLoader:

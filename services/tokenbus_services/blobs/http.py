@@ -28,7 +28,7 @@ import msgspec
 import structlog
 from prometheus_client import CollectorRegistry, Counter
 
-from tokenbus.blob_wire import DEPLOYMENT_HEADER, PATH, BlobProblem
+from tokenbus.blob_wire import ARCHIVE_PATH, DEPLOYMENT_HEADER, PATH, BlobProblem
 from tokenbus.blobs import DEFAULT_MEDIA_TYPE, BlobRef, parse_media_type
 from tokenbus.bus.liveness import stop_task
 from tokenbus.errors import (
@@ -55,13 +55,13 @@ AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 MAX_LINK_S = 3600
-_IDLE_S = 30.0
+IDLE_S = 30.0
 _BLOB_ID = re.compile(r"[A-Za-z0-9:_-]{1,100}")
 _METHODS = {"": {"GET", "HEAD", "PUT", "DELETE"}, "lease": {"POST"}, "check": {"POST"}, "link": {"GET"}}
 """Allowed methods by the path segment after the id."""
 
 # Blob content comes from models or strangers: browsers must neither guess its type nor run it.
-_UNTRUSTED: Headers = [(b"x-content-type-options", b"nosniff"), (b"content-security-policy", b"sandbox")]
+UNTRUSTED: Headers = [(b"x-content-type-options", b"nosniff"), (b"content-security-policy", b"sandbox")]
 
 _log = structlog.stdlib.get_logger()
 
@@ -73,21 +73,23 @@ class BlobLink(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-class _ClientGone(Exception):
+class ClientGone(Exception):
     """The client disconnected, so there is nothing to respond to."""
 
 
 class WithBlobs:
-    """An app with the blob routes in front of it. ``deployment``: id of the deployment, named in every answer."""
+    """An app with the routes of blobs, and those of an archive, in front of it. ``deployment``: id of the deployment,
+    named in every answer.
+    """
 
-    def __init__(self, app: AsgiApp, blobs: BlobRoutes, *, deployment: str = "") -> None:
+    def __init__(self, app: AsgiApp, blobs: AsgiApp, *, archive: AsgiApp | None = None, deployment: str = "") -> None:
         self.app = app
-        self._blobs = blobs
+        self._in_front = {PATH: blobs} | ({ARCHIVE_PATH: archive} if archive else {})
         self._named: Headers = [(DEPLOYMENT_HEADER.encode(), deployment.encode())] if deployment else []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope.get("path", "")
-        chosen = self._blobs if scope["type"] == "http" and (path == PATH or path.startswith(f"{PATH}/")) else self.app
+        first = "/".join(scope.get("path", "").split("/")[:2])
+        chosen = self._in_front.get(first, self.app) if scope["type"] == "http" else self.app
 
         async def named(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -105,7 +107,7 @@ class BlobRoutes:
         store: BlobStore,
         *,
         token: str | Secret = "",
-        idle_s: float = _IDLE_S,
+        idle_s: float = IDLE_S,
         tracer: RunTracer = NO_TRACER,
         metrics: BlobMetrics | None = None,
     ) -> None:
@@ -168,7 +170,7 @@ class BlobRoutes:
         except asyncio.CancelledError:  # the server stops, and waits for nothing but this answer
             if not begun:
                 problem = BlobProblem(code="blob_unavailable", message="the blob service restarts: try again")
-                await _send_json(send, HTTPStatus.SERVICE_UNAVAILABLE, problem)
+                await send_json(send, HTTPStatus.SERVICE_UNAVAILABLE, problem)
 
     async def _do(self, scope: Scope, receive: Receive, send: Send) -> None:
         method: str = scope["method"]
@@ -182,32 +184,26 @@ class BlobRoutes:
             if method not in allowed:
                 problem = BlobProblem(code="method_not_allowed", message=f"{method} is not allowed for this path")
                 allow = (b"allow", ", ".join(sorted(allowed)).encode())
-                await _send_json(send, HTTPStatus.METHOD_NOT_ALLOWED, problem, [allow])
+                await send_json(send, HTTPStatus.METHOD_NOT_ALLOWED, problem, [allow])
             elif what == "lease":
                 await self._store.lease(blob_id, seconds=_seconds(scope))
-                await _send_empty(send, HTTPStatus.NO_CONTENT)
+                await send_empty(send, HTTPStatus.NO_CONTENT)
             elif what == "check":
                 await self._store.verify(blob_id)
-                await _send_empty(send, HTTPStatus.NO_CONTENT)
+                await send_empty(send, HTTPStatus.NO_CONTENT)
             elif what == "link":
-                await _send_json(send, HTTPStatus.OK, await self._link(scope, blob_id))
+                await send_json(send, HTTPStatus.OK, await self._link(scope, blob_id))
             elif method == "DELETE":
                 await self._store.delete(blob_id)
-                await _send_empty(send, HTTPStatus.NO_CONTENT)
+                await send_empty(send, HTTPStatus.NO_CONTENT)
             elif method in {"PUT", "POST"}:
-                await _send_json(send, HTTPStatus.CREATED, await self._put(scope, receive, blob_id or None))
+                await send_json(send, HTTPStatus.CREATED, await self._put(scope, receive, blob_id or None))
             else:
                 await self._get(scope, receive, send, blob_id)
-        except _ClientGone:
+        except ClientGone:
             _log.info("blob_upload_cut")
         except BlobError as e:
-            if isinstance(e, BlobUnavailable):
-                hint = {"hint": FULL[e.code]} if e.code in FULL else {}
-                _log.warning("blob_store_failed", code=e.code, where=e.where, problem=e.problem, **hint)
-                if self._metrics:
-                    self._metrics.failed(e)
-            challenge: Headers = [(b"www-authenticate", b"Bearer")] if isinstance(e, BlobUnauthorized) else []
-            await _send_json(send, _status(e), _problem(e), challenge)
+            await answer_problem(send, e, self._metrics)
 
     async def _link(self, scope: Scope, blob_id: str) -> BlobLink:
         seconds = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"))).get("seconds", "300")
@@ -224,40 +220,20 @@ class BlobRoutes:
         if length is not None and length > self._store.max_bytes:
             raise BlobTooLarge(length, self._store.max_bytes)
         media_type = parse_media_type(headers.get(b"content-type", DEFAULT_MEDIA_TYPE.encode()).decode("latin-1"))
-        return await self._store.put(self._body(receive, length), media_type, expected=blob_id)
-
-    async def _body(self, receive: Receive, declared: int | None) -> AsyncIterator[bytes]:
-        """Yield the request's body. Raises BlobRefused if it stalls or its length differs from the declared one."""
-        size = 0
-        more = True
-        while more:
-            try:
-                async with asyncio.timeout(self._idle_s):
-                    message = await receive()
-            except TimeoutError:
-                raise BlobRefused("upload", f"cut off: no data for {self._idle_s:g} s") from None
-            if message["type"] == "http.disconnect":
-                raise _ClientGone
-            chunk: bytes = message.get("body", b"")
-            more = message.get("more_body", False)
-            size += len(chunk)
-            if chunk:
-                yield chunk
-        if declared is not None and size != declared:
-            raise BlobRefused("upload", f"received {size} bytes, but Content-Length is {declared}")
+        return await self._store.put(body_of(receive, length, idle_s=self._idle_s), media_type, expected=blob_id)
 
     async def _get(self, scope: Scope, receive: Receive, send: Send, blob_id: str) -> None:
         ref = await self._store.head(blob_id)
         etag = f'"{ref.blob_id}"'.encode()
-        headers: Headers = [(b"etag", etag), (b"accept-ranges", b"bytes"), *_UNTRUSTED]
+        headers: Headers = [(b"etag", etag), (b"accept-ranges", b"bytes"), *UNTRUSTED]
         if _matches(scope, etag):
-            await _send_empty(send, HTTPStatus.NOT_MODIFIED, headers)
+            await send_empty(send, HTTPStatus.NOT_MODIFIED, headers)
             return
         try:
             part = _part(scope, etag, ref.size)
         except OutOfRange:
             headers.append((b"content-range", f"bytes */{ref.size}".encode()))
-            await _send_empty(send, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, headers)
+            await send_empty(send, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, headers)
             return
         headers.append((b"content-type", ref.media_type.encode()))
         status, size = HTTPStatus.OK, ref.size
@@ -270,7 +246,7 @@ class BlobRoutes:
                 await self._store.lease(blob_id)
             blob = await self._store.open(blob_id, part)
             await send({"type": "http.response.start", "status": status, "headers": headers})
-            gone = asyncio.create_task(_until_gone(receive), name="disconnect of a reader")
+            gone = asyncio.create_task(until_gone(receive), name="disconnect of a reader")
             try:
                 async for chunk in blob.chunks():
                     if gone.done():  # what is sent now goes nowhere, and waits for nobody
@@ -288,6 +264,38 @@ class BlobRoutes:
         await send({"type": "http.response.body"})
 
 
+async def answer_problem(send: Send, e: BlobError, metrics: BlobMetrics | None) -> None:
+    """Answer with the error, and report a store that failed."""
+    if isinstance(e, BlobUnavailable):
+        hint = {"hint": FULL[e.code]} if e.code in FULL else {}
+        _log.warning("blob_store_failed", code=e.code, where=e.where, problem=e.problem, **hint)
+        if metrics:
+            metrics.failed(e)
+    challenge: Headers = [(b"www-authenticate", b"Bearer")] if isinstance(e, BlobUnauthorized) else []
+    await send_json(send, _status(e), _problem(e), challenge)
+
+
+async def body_of(receive: Receive, declared: int | None, *, idle_s: float = IDLE_S) -> AsyncIterator[bytes]:
+    """Yield the request's body. Raises BlobRefused if it stalls or its length differs from the declared one."""
+    size = 0
+    more = True
+    while more:
+        try:
+            async with asyncio.timeout(idle_s):
+                message = await receive()
+        except TimeoutError:
+            raise BlobRefused("upload", f"cut off: no data for {idle_s:g} s") from None
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunk: bytes = message.get("body", b"")
+        more = message.get("more_body", False)
+        size += len(chunk)
+        if chunk:
+            yield chunk
+    if declared is not None and size != declared:
+        raise BlobRefused("upload", f"received {size} bytes, but Content-Length is {declared}")
+
+
 def _seconds(scope: Scope) -> int | None:
     given = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"))).get("seconds")
     if given is None:
@@ -297,7 +305,7 @@ def _seconds(scope: Scope) -> int | None:
     return int(given)
 
 
-async def _until_gone(receive: Receive) -> None:
+async def until_gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -345,14 +353,12 @@ def _problem(e: TokenbusError) -> BlobProblem:
     return BlobProblem(code=e.code, message=getattr(e, "problem", None) or str(e))
 
 
-async def _send_empty(send: Send, status: HTTPStatus, headers: Headers | None = None) -> None:
+async def send_empty(send: Send, status: HTTPStatus, headers: Headers | None = None) -> None:
     await send({"type": "http.response.start", "status": int(status), "headers": headers or []})
     await send({"type": "http.response.body"})
 
 
-async def _send_json(
-    send: Send, status: HTTPStatus, body: BlobRef | BlobProblem | BlobLink, headers: Headers | None = None
-) -> None:
+async def send_json(send: Send, status: HTTPStatus, body: msgspec.Struct, headers: Headers | None = None) -> None:
     content = msgspec.json.encode(body)
     head: Headers = [
         (b"content-type", b"application/json"),

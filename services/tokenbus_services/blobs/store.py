@@ -23,7 +23,6 @@ import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
 from datetime import timedelta
 from hashlib import sha256
-from pathlib import Path
 from tempfile import SpooledTemporaryFile
 from typing import IO, TYPE_CHECKING, NamedTuple
 from weakref import WeakValueDictionary
@@ -33,7 +32,6 @@ from obstore.store import AzureStore, GCSStore, LocalStore, ObjectStore, S3Store
 
 from tokenbus.blobs import BlobRef, blob_id_from_digest, parse_blob_id, parse_media_type
 from tokenbus.errors import BlobCorrupt, BlobNotFound, BlobQuotaExceeded, BlobRefused, BlobTooLarge
-from tokenbus_services.blobs import backend
 from tokenbus_services.blobs.backend import listed, remove_staged, store_errors
 from tokenbus_services.settings import BlobSettings, RetentionSettings
 
@@ -53,15 +51,14 @@ _KNOWN_LEASES = 10_000
 
 def create(
     settings: BlobSettings,
-    directory: Path,
+    objects: ObjectStore,
     *,
     lease_s: float = RetentionSettings().open_run_s,
     longest_lease_s: float = 0.0,
 ) -> BlobStore:
-    """Create the store configured by the settings; see `backend.opened`. A lease lasts ``lease_s``, or as long as it is
-    asked for, up to ``longest_lease_s``. Raises SettingsError.
+    """Create the store configured by the settings. A lease lasts ``lease_s``, or as long as it is asked for, up to
+    ``longest_lease_s``.
     """
-    objects = backend.opened(settings.url, directory)
     return BlobStore(
         objects,
         max_bytes=settings.max_bytes,

@@ -80,14 +80,18 @@ def has_mock_provider() -> bool:
 def client() -> Client:
     """Create a client of the deployment in the settings. Raises SettingsError."""
     from tokenbus import Client  # a worker imports this module, and has no client
+    from tokenbus.client.client import read_archive
+    from tokenbus_services.blobs.client import archive_of
 
     settings = with_server(configuration.load())
-    return Client(
+    made = Client(
         settings.redis_url,
         prefix=settings.prefix,
         max_waiting=settings.limits.inbound_entries,
         max_request_bytes=settings.limits.request_bytes,
     )
+    read_archive(made, lambda: archive_of(settings.blobs))
+    return made
 
 
 @asynccontextmanager

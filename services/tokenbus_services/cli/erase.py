@@ -14,12 +14,14 @@ import msgspec
 from tokenbus import Client
 from tokenbus.bus.erase import erase_runs, remains, topic_entries, with_children
 from tokenbus.bus.keys import Keys
+from tokenbus.bus.layout import has_archive
 from tokenbus.bus.records import newest_records
 from tokenbus.bus.server.server import Server, translated
+from tokenbus.client.archive import Archive
 from tokenbus.core.request.bounds import tenant_of
 from tokenbus.errors import BlobNotFound
 from tokenbus.events.sessions import session_ref
-from tokenbus_services.blobs.client import HttpBlobs, loader_of
+from tokenbus_services.blobs.client import HttpBlobs, archive_of, loader_of
 from tokenbus_services.cli import connect as reaching
 from tokenbus_services.cli import exit_codes as ending
 from tokenbus_services.cli.audit import noted
@@ -46,6 +48,11 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     def of_many(self) -> bool:
         """Whether it takes everything of a tenant or of a time."""
         return not self.runs and self.session is None
+
+    @property
+    def of_whole_tenant(self) -> bool:
+        """Whether it takes everything of a tenant, whenever it was."""
+        return self.of_many and self.tenant is not None and self.since_ms is None and self.until_ms is None
 
     def within(self, begun_ms: int, ended_ms: int) -> bool:
         """Whether something that lasted so long lies in the chosen time."""
@@ -74,17 +81,25 @@ async def run(choice: Choice, *, dry_run: bool, rewrite: bool, as_json: bool) ->
             chosen = {each async for each in _runs(bus, server, keys, choice, sessions)}
             runs = await with_children(server, keys, chosen)
             facts: dict[str, Any] = {"runs": len(runs), "sessions": len(sessions)}
+            archive = archive_of(settings.blobs) if await has_archive(server, keys) else None
             if dry_run:
-                _print({**facts, "found": await remains(server, keys, runs)}, as_json=as_json)
+                found = await remains(server, keys, runs)
+                found["archived logs"] = await _archived(archive, choice, runs) if archive else 0
+                _print({**facts, "found": found}, as_json=as_json)
                 return 0
-            blobs = await _blobs_of(bus, server, keys, runs)
+            blobs, others = await _blobs_of(bus, server, keys, runs)
             for tenant, name in sessions:
                 await bus.session(name, tenant=tenant).delete()
             erased = await erase_runs(server, keys, runs)
+            if archive:
+                erased.found["archived logs"], more = await _erase_archived(archive, choice, runs - set(erased.open))
+                blobs = {blob_id for blob_id in blobs | more - others if not await archive.names(blob_id)}
             if choice.of_many and choice.tenant:
                 erased.found["conversations"] = await ConversationStore.erase(server, keys, choice.tenant)
             erased.found["blobs"], kept = await _erase_blobs(settings.blobs, blobs)
             left = await remains(server, keys, runs - set(erased.open))
+            if archive:
+                left["archived logs"] = await _archived(archive, choice, runs - set(erased.open))
             named = {"names": sorted(runs)} if len(runs) <= NAMED else {}
             asked = {name: value for name, value in msgspec.to_builtins(choice).items() if value and name != "runs"}
             facts |= {"erased": erased.found, "open": erased.open, "left": +left, "blobs_left": kept}
@@ -117,7 +132,7 @@ async def _runs(
     if not (refs or choice.of_many):
         return
     tenant = choice.tenant if choice.of_many else None
-    async with aclosing(bus.runs(tenant=tenant)) as found:
+    async with aclosing(bus.runs(tenant=tenant, archived=True)) as found:
         async for info in found:
             if info.run.startswith(refs) or (
                 choice.of_many and choice.within(info.accepted_ms, info.ended_ms or info.accepted_ms)
@@ -141,11 +156,41 @@ async def _runs(
                 yield event.run
 
 
+# The archive, which has logs of runs that the server forgot. What it has is erased after the server's copy, so that no
+# recorder archives it again.
+
+
+async def _erase_archived(archive: Archive, choice: Choice, runs: set[str]) -> tuple[int, set[str]]:
+    """How many logs were deleted, and the blobs that no other archived log names."""
+    count, named = 0, set[str]()
+    for name in sorted(runs):
+        gone = await archive.delete_log(name)
+        count += gone.logs
+        named.update(gone.blobs)
+    if choice.of_whole_tenant:  # those whose key is gone too, of which nobody knows when they began
+        count += await archive.delete_logs(tenant=choice.tenant)
+    return count, named
+
+
+async def _archived(archive: Archive, choice: Choice, runs: set[str]) -> int:
+    """How many logs the archive has of these runs, and of what else was chosen."""
+    count = 0
+    for name in sorted(runs):
+        if log := await archive.open_log(name):
+            await log.aclose()
+            count += 1
+    if choice.of_many:
+        async with aclosing(archive.runs(tenant=choice.tenant, since_ms=choice.since_ms or 0)) as found:
+            more = [info async for info in found if info.run not in runs]
+        count += sum(choice.within(info.accepted_ms, info.at_ms) for info in more)
+    return count
+
+
 # Blobs are shared: the same image may be in a run that stays.
 
 
-async def _blobs_of(bus: Client, server: Server, keys: Keys, runs: set[str]) -> set[str]:
-    """The blobs that these runs name and no other run, session or record does."""
+async def _blobs_of(bus: Client, server: Server, keys: Keys, runs: set[str]) -> tuple[set[str], set[str]]:
+    """The blobs that these runs name and no other run, session or record on the server does; those that others do."""
     ours: set[str] = set()
     others: set[str] = set()
     async for entry in newest_records(server, keys):
@@ -161,7 +206,7 @@ async def _blobs_of(bus: Client, server: Server, keys: Keys, runs: set[str]) -> 
         if ref not in gone:
             session = server.client.hvals(keys.session(ref)), server.client.hvals(keys.of_session(ref)[3])
             others.update(*[_in([value for values in session for value in await values])])
-    return ours - others
+    return ours - others, others
 
 
 async def _named_by(server: Server, keys: Keys, runs: list[str]) -> list[set[str]]:

@@ -41,7 +41,7 @@ def services_of(settings: Settings, *, mock: bool = False) -> list[ServiceName]:
     """
     chained = settings.stages.chained
     idle: dict[ServiceName, bool] = {
-        "recorder": settings.records is None,
+        "recorder": not settings.needs_recorder,
         "webhooks": not settings.webhooks,
         "policy": not settings.policies,
         "gateway": settings.gateway is None,
@@ -65,7 +65,7 @@ def create(service: ServiceName, settings: Settings) -> AsgiApp:
     """Create the ASGI app of one service, wrapped in its request guard. Raises SettingsError."""
     if service != "gateway":
         app = importlib.import_module(app_module(service)).create(settings)
-        return RequestGuard(app, hosts=settings.host_names, private=("/blobs", *PAGES))
+        return RequestGuard(app, hosts=settings.host_names, private=("/blobs", "/archive", *PAGES))
     from tokenbus_services.gateway.app import create as create_gateway  # it has a guard of its own
 
     if settings.console and settings.console.enabled:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -16,7 +17,9 @@ from starlette.routing import BaseRoute
 
 from tokenbus import Client
 from tokenbus.bus.server.server import Server
+from tokenbus.client.client import read_archive
 from tokenbus.errors import SettingsError, TokenbusError
+from tokenbus_services.blobs.client import archive_of
 from tokenbus_services.gateway.budgets.counter import SpendCounter
 from tokenbus_services.gateway.callers import AccessControl, Caller, OpenAccess, has_keys
 from tokenbus_services.gateway.gateway import Gateway
@@ -169,12 +172,23 @@ def create(settings: Settings, *, create_console: CreateConsole | None = None) -
     registry = CollectorRegistry()
     server = Server(settings.redis_url)
     bus = Client(settings.redis_url, prefix=settings.prefix, partitions=settings.partitions)
+    make_archive = partial(archive_of, settings.blobs)
+    read_archive(bus, make_archive)
     models = model_table(settings, table)
     access, parts = make_access(settings, table, models, server, bus)
     tracer = open_tracer(settings, "gateway", registry)
     spans = RequestSpans(tracer, server.clock.now_ms)
     worker = worker_name()
-    runs = GatewayRuns(table, bus=bus, server=server, keys=settings.keys, access=access, worker=worker, spans=spans)
+    runs = GatewayRuns(
+        table,
+        bus=bus,
+        server=server,
+        keys=settings.keys,
+        access=access,
+        worker=worker,
+        spans=spans,
+        make_archive=make_archive,
+    )
     gateway = Gateway(settings, runs=runs, access=access, models=models, metrics=GatewayMetrics(registry), spans=spans)
     found = routes_of(gateway, console=f"{CONSOLE}/" if create_console else None)
     front = routes(gateway, found)

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from tokenbus.bus.erase import erase_runs
+from tokenbus.bus.erase import erase_runs, with_children
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.layout import locate
 from tokenbus.bus.run_record import REQUEST, UNENDED, read_status
@@ -66,13 +66,16 @@ class ResponseStore:
             stored: bytes | None = await self._server.client.hget(self._keys.run(run), REQUEST)
         return msgspec.json.decode(stored, type=_Stored).messages if stored else None
 
-    async def delete(self, run: str) -> bool:
-        """Delete all that the bus keeps of the run, and forget the response. False: the run is open, and stays."""
+    async def delete(self, run: str) -> set[str] | None:
+        """Delete all that the server keeps of the run and its child runs, and forget the response. Returns those runs;
+        None: the run is open, and stays.
+        """
         with translated(self._server):
-            if (await erase_runs(self._server, self._keys, [run])).open:
-                return False
+            runs = await with_children(self._server, self._keys, [run])
+            if (await erase_runs(self._server, self._keys, runs)).open:
+                return None
             await self._server.client.set(self._keys.gateway_deleted(run), b"1", ex=_DELETED_S)
-            return True
+            return runs
 
     async def is_deleted(self, run: str) -> bool:
         """Whether the response was forgotten."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from tokenbus.bus.keys import Keys, PublicTopic
 from tokenbus.bus.layout import locate
 from tokenbus.bus.run_record import ENDED, REQUEST, UNENDED, read_status
 from tokenbus.bus.server.server import Server, translated
+from tokenbus.client.archive import Archive
 from tokenbus.client.decode import public_event
 from tokenbus.client.deployment import Deployment
 from tokenbus.client.publishing import new_run_id
@@ -31,6 +32,7 @@ from tokenbus.errors import ServerError
 from tokenbus.events.public import PublicEvent, Started, blobs_of
 from tokenbus.events.requests import MAX_RUN_ID_CHARS, Generate, Message, RunId, WhenBusy
 from tokenbus_services.gateway import idempotency
+from tokenbus_services.gateway.archived_runs import ArchivedRuns
 from tokenbus_services.gateway.audit import Changes
 from tokenbus_services.gateway.callers import AccessControl, Admitted, Caller
 from tokenbus_services.gateway.forward.owners import Owners
@@ -125,8 +127,11 @@ class GatewayRuns:
         access: AccessControl,
         worker: str,
         spans: RequestSpans | None = None,
+        make_archive: Callable[[], Archive],
     ) -> None:
-        """``worker``: this gateway's name among the live ones, in `Keys.gateway_members`."""
+        """``worker``: this gateway's name among the live ones, in `Keys.gateway_members`. ``make_archive``: see
+        `Deployment`.
+        """
         self._bus = bus
         self._spans = spans
         self._settings = settings
@@ -136,6 +141,7 @@ class GatewayRuns:
         self.keys = keys
         self.deployment = Deployment(server, keys.prefix, keys.partitions)
         """For lists of runs. Shares the server's connections, and is never closed."""
+        self.archived = ArchivedRuns(self.deployment, make_archive)
         self.owners = Owners(server, keys, forward=settings.forward)
         self.changes = Changes(server, keys)
         self.sessions = SessionDoor(bus, access, self.deployment, self.changes, self.owners)
@@ -396,6 +402,8 @@ class GatewayRuns:
             await locate(self.server, keys, run)
             first: list[Any] = await self.server.client.xrange(keys.log(run), count=1)
         event = public_event(run, first[0]) if first else None
+        if event is None and await self._status(run) is None:
+            event = await self.archived.first_event(run)
         if isinstance(event, Started):
             return True, event.metadata
         with translated(self.server):  # not accepted yet, refused, or the log's beginning is trimmed
@@ -418,6 +426,8 @@ class GatewayRuns:
                 entries: list[Any] = await self.server.client.xrange(log_key, min=position, count=READ_COUNT)
             events += [public_event(log_key, entry) for entry in entries]
             if len(entries) < READ_COUNT:
+                if not events and await self._status(run) not in UNENDED:
+                    events = [event async for event in self.archived.events(run)]
                 return sorted(events, key=lambda event: event.seq)
             position = f"({entries[-1][0].decode()}"
 
@@ -427,6 +437,8 @@ class GatewayRuns:
             await locate(self.server, self.keys, run)
             log_key = self.keys.log(run)
             last: list[Any] = await self.server.client.xrevrange(log_key, count=1)
+        if not last and await self._status(run) not in UNENDED:
+            return await self.archived.last_event(run)
         return public_event(log_key, last[0]) if last else None
 
     async def names_blob(self, run: str, blob_id: str) -> bool:

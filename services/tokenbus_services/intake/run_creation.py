@@ -17,6 +17,7 @@ from tokenbus.bus.keys import DATA_FIELD, TENANT_FIELD, Keys
 from tokenbus.bus.layout import changed, locate
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.run_record import (
+    ARCHIVE,
     CONTINUES,
     DEADLINE,
     HISTORY_BOUND,
@@ -180,6 +181,7 @@ class RunCreation:
             continues=plans[0].continues,
             stops=tuple(request.stop) if request.mode == "chat" else (),
             record=is_recorded(name, request, self._settings.records),
+            archive=self._settings.archive is not None,
             policy_plan=policy_plan,
             visible=request.visible,
             fallback=tuple(plans[1:]),
@@ -200,6 +202,8 @@ class RunCreation:
         fields += [CONTINUES, "".join(str(int(plan.continues)) for plan in plans)]
         if accepted.record and self._settings.records:
             fields += [RECORD, self._settings.records.raw_bytes]
+        if accepted.archive:
+            fields += [ARCHIVE, 1]
         return accepted, fields
 
     def _begins_runs(self, request: Generate) -> dict[str, int]:

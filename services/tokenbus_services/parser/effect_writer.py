@@ -143,6 +143,7 @@ class EffectWriter:
             self._end_in_session(s, of_session, status, commit)
         if s.accepted.record:
             self._lifetimes.end(commit, self._keys.tape(s.run))
+        if s.accepted.record or s.accepted.archive:
             commit.append(self._records, [s.run, status])
 
     def _end_in_tree(self, s: RunState, commit: Commit) -> None:

@@ -4,7 +4,8 @@ Intake accepts no run while the server is full, and nothing else would free memo
 makes room in the partitions that it owns, so in a Cluster on each node, and no two parsers do it in one partition; dead
 letters go too. It begins above a share of ``maxmemory``, or a number of bytes, and continues until a tenth
 less is in use. Open runs, their
-input, runs that wait for a recorder, what ended in the last seconds, and each stream's newest entry stay.
+input, runs that wait for a recorder (those to be archived: for `archive.hold_s`), what ended in the last seconds, and
+each stream's newest entry stay.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ class RoomKeeper:
         self._keys: Keys = settings.keys
         self._begin = settings.retention.full_share
         self._bytes = settings.retention.memory_bytes
+        self._hold_ms = round(settings.archive.hold_s * 1000) if settings.archive else 0
         self._owned = owned
         self._forgotten = Counter(
             "tokenbus_forgotten_for_room",
@@ -206,6 +208,7 @@ class RoomKeeper:
         if runs:
             assert ended_runs
             names = [(place.keys.run(run), place.keys.log(run)) for run in runs]
-            gone = await run_script(self._server, forget(ended_runs, names, runs=runs))
+            held_after = self._server.clock.now_ms() - self._hold_ms
+            gone = await run_script(self._server, forget(ended_runs, names, runs=runs, held_after=held_after))
             place.stay += len(runs) - gone
         return sum(trimmed), gone

@@ -15,21 +15,21 @@ from tokenbus_services.telemetry import open_tracer
 
 
 def create(settings: Settings) -> AsgiFastStream:
-    """Create a recorder. Raises SettingsError if the deployment records nothing."""
-    if settings.records is None:
+    """Create a recorder. Raises SettingsError if the deployment neither records nor archives."""
+    if not settings.needs_recorder:
         raise SettingsError(
-            "settings", "records", "the table is missing, so nothing is recorded; an empty one is enough"
+            "settings",
+            "records",
+            "nothing is recorded or archived: add a table [records] or [archive]; it may be empty",
         )
     registry = CollectorRegistry()
     broker = make_broker(settings, registry)
-    service = RecordService(
-        settings, settings.records, RecordMetrics(registry), open_tracer(settings, "recorder", registry)
-    )
+    service = RecordService(settings, RecordMetrics(registry), open_tracer(settings, "recorder", registry))
     attach(
         broker,
         stream=f"{settings.prefix}:{{n}}:records",
         title="recorder",
-        description="Recorded runs that are over; each becomes a record in the blob store.",
+        description="Runs that are over, each to be recorded in the blob store, or archived.",
         read=service.read,
         handle=service.start,
         liveness=service.liveness,

@@ -1,4 +1,5 @@
-"""A recorder: takes selected finished runs from the queue and stores a record of each, once.
+"""A recorder: takes finished runs from the queue, stores a record of those that were selected, and archives the logs of
+all if the deployment has an archive; each once.
 
 Every step may be repeated safely. A record's blobs are content-addressed; the index has one entry per run; and once the
 server starts to drop a run's data, there is nothing more to record.
@@ -7,28 +8,33 @@ server starts to drop a run's data, there is nothing more to record.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
 from prometheus_client import CollectorRegistry, Counter
 
 from tokenbus.blobs import BlobStreams
+from tokenbus.bus import process_clock
 from tokenbus.bus.keys import DATA_FIELD, Keys
+from tokenbus.bus.layout import announce_archive
 from tokenbus.bus.liveness import Liveness, beating, rest, stop_task
 from tokenbus.bus.records import RecordEntry, drop_old_records, forget_recorded, newest_records, put_record
 from tokenbus.bus.run_record import ACCEPTED, FRAME, HISTORY, RECORD, REQUEST
 from tokenbus.bus.server.retry import Defects, retry_until_available
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.work_queue import QueueItem
+from tokenbus.client.archive import Archive
 from tokenbus.core.request.bounds import tenant_of
-from tokenbus.errors import BlobError, BlobNotFound
+from tokenbus.errors import BlobError, BlobNotFound, BlobRefused
 from tokenbus.events.frames import ANY_FRAME, history_decoder
-from tokenbus_services.blobs.client import loader_of
+from tokenbus.events.run_info import RunInfo
+from tokenbus_services.blobs.client import archive_of, loader_of
 from tokenbus_services.recorder import record as records
+from tokenbus_services.recorder.archiving import archived, log_lines, to_archive
 from tokenbus_services.recorder.record import Record, packed
 from tokenbus_services.runtime.app.service_app import worker_name
 from tokenbus_services.runtime.metrics import DeadLetterMetrics
@@ -38,10 +44,17 @@ from tokenbus_services.settings import RecordSettings, Settings
 from tokenbus_services.telemetry import NO_TRACER, RunTracer, Span
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+T = TypeVar("T")
 
 GROUP = "recorder"
-AT_ONCE = 2
+RECORDS_AT_ONCE = 2
 """Concurrent records: each may need several times `records.raw_bytes` of memory."""
+AT_ONCE = 8
+"""Concurrent runs: a log that is archived needs some pages of memory."""
+ARCHIVING_S = 120.0
+"""How long one try to archive a log may take. Then another run gets its slot."""
+ANNOUNCE_S = 10.0
+"""How often the deployment is told that there is an archive, which readers ask for what the server does not have."""
 MOST_DELIVERIES = 3
 """A run whose recorders died this often is not recorded: it may be what kills them."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
@@ -63,11 +76,10 @@ class RecordService:
 
     name = "recorder"
 
-    def __init__(
-        self, settings: Settings, keep: RecordSettings, metrics: RecordMetrics, tracer: RunTracer = NO_TRACER
-    ) -> None:
+    def __init__(self, settings: Settings, metrics: RecordMetrics, tracer: RunTracer = NO_TRACER) -> None:
         assert settings.redis_url
         self._settings = settings
+        keep = settings.records or RecordSettings()
         self._keys = keys = settings.keys
         self._keep_ms = round(keep.keep_s * 1000)
         self._most = keep.keep_entries
@@ -80,6 +92,9 @@ class RecordService:
         self._deployment = DeploymentAgreement(server, keys, self.liveness, worker=worker)
         self._deployment.on_grown(self._serve_more)
         self._blobs = loader_of(settings.blobs)
+        self._archive = archive_of(settings.blobs) if settings.archive else None
+        self._announce_at = 0.0
+        self._at_once = asyncio.Semaphore(RECORDS_AT_ONCE)
         self._recordings = QueueWork(
             server,
             settings,
@@ -102,6 +117,8 @@ class RecordService:
         await self._server.check()
         await self._deployment.open()
         await self._recordings.open()
+        if self._archive:
+            await retry_until_available(self._server, self._announce, what="announcement of the archive")
         self._renewing = self.liveness.start(self._renew_all(), name="leases of records")
 
     async def drain(self) -> None:
@@ -130,9 +147,45 @@ class RecordService:
         if item.deliveries > MOST_DELIVERIES:
             raise RuntimeError(f"its recorder was lost {item.deliveries - 1} times")
         for name, status in item.fields.items():
-            await self._record(name.decode(), status.decode())
+            await self._of_run(name.decode(), status.decode())
+
+    async def _of_run(self, run: str, status: str) -> None:
+        if self._archive:
+            await self._to_archive(run, self._archive)
+        async with self._at_once:
+            await self._record(run, status)
+
+    async def _announce(self) -> None:
+        if asyncio.get_running_loop().time() >= self._announce_at:
+            self._announce_at = asyncio.get_running_loop().time() + ANNOUNCE_S
+            await announce_archive(self._server, self._keys)
+
+    async def _to_archive(self, run: str, archive: Archive) -> None:
+        """Archive the log of a run, unless that is done. Every step may be repeated."""
+        info = await retry_until_available(
+            self._server, lambda: to_archive(self._server, self._keys, run), what="look-up of a run to archive"
+        )
+        if info is None:
+            return
+
+        async def put() -> RunInfo:
+            async with process_clock.timeout(ARCHIVING_S):
+                return await archive.put_log(log_lines(self._server, self._keys, info))
+
+        try:
+            await self._patiently(run, lambda: beating(put(), most_s=2 * ARCHIVING_S))
+        except BlobRefused as e:  # it was erased meanwhile
+            log.info("not_archived", run=run, problem=e.problem)
+            return
+        await retry_until_available(
+            self._server, lambda: archived(self._server, self._keys, run), what="note of an archived run"
+        )
+        await retry_until_available(self._server, self._announce, what="announcement of the archive")
+        self._metrics.archived.labels(info.state).inc()
 
     async def _record(self, run: str, status: str) -> None:
+        if self._settings.records is None:
+            return
         kept = await retry_until_available(
             self._server, lambda: gather(self._server, self._keys, run), what="look-up of a recorded run"
         )
@@ -188,22 +241,11 @@ class RecordService:
 
     async def _stored(self, kept: Record, status: str) -> RecordEntry:
         """Store the record, waiting for a store that is unavailable or full. Raises Later if that lasts."""
-        clock = asyncio.get_running_loop().time
-        pause, until = FIRST_PAUSE_S, clock() + STORE_PATIENCE_S
-        while True:
-            try:
-                stored = await records.store(kept, self._blobs)
-                media = await self._leased(kept.media())
-                break
-            except BlobError as e:
-                if not e.retryable:
-                    raise
-                if pause == FIRST_PAUSE_S:
-                    log.warning("blob_store_unavailable", run=kept.run, code=e.code, problem=str(e))
-                if clock() > until:
-                    raise Later from e
-                await rest(pause)
-                pause = min(2 * pause, LONGEST_PAUSE_S)
+
+        async def store() -> tuple[records.Stored, set[str]]:
+            return await records.store(kept, self._blobs), await self._leased(kept.media())
+
+        stored, media = await self._patiently(kept.run, store)
         return RecordEntry(
             run=kept.run,
             at_ms=kept.accepted_ms,
@@ -218,6 +260,24 @@ class RecordService:
             parts=tuple(sorted(stored.parts | media)),
             truncated=kept.truncated,
         )
+
+    async def _patiently(self, run: str, work: Callable[[], Awaitable[T]]) -> T:
+        """Repeat this while the store is unavailable or full. Raises Later if that lasts; BlobError."""
+        clock = asyncio.get_running_loop().time
+        pause, until = FIRST_PAUSE_S, clock() + STORE_PATIENCE_S
+        while True:
+            try:
+                return await work()
+            except (BlobError, TimeoutError) as e:
+                if isinstance(e, BlobError) and not e.retryable:
+                    raise
+                if pause == FIRST_PAUSE_S:
+                    code = e.code if isinstance(e, BlobError) else "timeout"
+                    log.warning("blob_store_unavailable", run=run, code=code, problem=str(e))
+                if clock() > until:
+                    raise Later from e
+                await rest(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_S)
 
     async def _leased(self, blob_ids: set[str]) -> set[str]:
         """Lease the blobs that exist for as long as the record and return them: a run's media may have expired before
@@ -277,6 +337,9 @@ class RecordMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.dead_letters = DeadLetterMetrics(registry)
+        self.archived = Counter(
+            "tokenbus_archived", "Runs whose logs were archived, by outcome.", ["status"], registry=registry
+        )
         self._records = Counter("tokenbus_records", "Recorded runs, by outcome.", ["status"], registry=registry)
         self._bytes = Counter("tokenbus_record_raw_bytes", "Raw stream bytes in records.", registry=registry)
 

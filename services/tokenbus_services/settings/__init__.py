@@ -14,6 +14,7 @@ from tokenbus_services.settings.tables.gateway import (
     SurfaceName,
 )
 from tokenbus_services.settings.tables.limits import (
+    ArchiveSettings,
     BlobSettings,
     LimitSettings,
     ProviderRates,
@@ -54,6 +55,7 @@ __all__ = [
     "CONSOLE_ROLES",
     "DEFAULT_PROVIDERS",
     "DEFAULT_TOOL_TIMEOUT_S",
+    "ArchiveSettings",
     "BlobSettings",
     "ClientTool",
     "ConsoleRole",

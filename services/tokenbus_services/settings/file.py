@@ -21,7 +21,13 @@ from tokenbus.errors import SettingsError
 from tokenbus.events.requests import Tool
 from tokenbus_services.settings.errors import problems_of, unknown_value
 from tokenbus_services.settings.tables.gateway import ConsoleSettings, GatewaySettings
-from tokenbus_services.settings.tables.limits import BlobSettings, LimitSettings, RecordSettings, RetentionSettings
+from tokenbus_services.settings.tables.limits import (
+    ArchiveSettings,
+    BlobSettings,
+    LimitSettings,
+    RecordSettings,
+    RetentionSettings,
+)
 from tokenbus_services.settings.tables.providers import DEFAULT_PROVIDERS, FallbackRoute, ProviderSettings
 from tokenbus_services.settings.tables.workers import (
     HttpSettings,
@@ -60,6 +66,8 @@ class Settings(Table, frozen=True, kw_only=True, dict=True):  # dict: for `keys`
     limits: LimitSettings = LimitSettings()
     retention: RetentionSettings = RetentionSettings()
     blobs: BlobSettings = BlobSettings()
+    archive: ArchiveSettings | None = None
+    """None: logs are not archived."""
     records: RecordSettings | None = None
     """None: nothing is recorded, and requests for recording are rejected."""
     webhooks: dict[str, WebhookSettings] = {}
@@ -83,9 +91,14 @@ class Settings(Table, frozen=True, kw_only=True, dict=True):  # dict: for `keys`
         return Keys(self.prefix, self.partitions)
 
     @property
+    def needs_recorder(self) -> bool:
+        """Whether ended runs are recorded, or archived."""
+        return self.records is not None or self.archive is not None
+
+    @property
     def further_queues(self) -> tuple[Queue, ...]:
         """The queues of this deployment besides those that each has."""
-        wanted = ((RECORDER, self.records is not None), (WEBHOOKS, bool(self.webhooks)))
+        wanted = ((RECORDER, self.needs_recorder), (WEBHOOKS, bool(self.webhooks)))
         return tuple(queue for queue, there in wanted if there)
 
     @property

@@ -39,6 +39,8 @@ STALE_S = 2.0
 """Workers read the layout more often than this."""
 SEEN = "seen:"
 """Prefix of the fields in which workers confirm the epoch that they use, while a change is announced."""
+ARCHIVE = "archive"
+"""Field that exists once a recorder has archived runs."""
 EPOCH = "epoch"
 """Field of a parser's lease: no run is created in this partition by an earlier epoch."""
 
@@ -119,6 +121,16 @@ async def read_layout(server: Server, keys: Keys) -> Layout | None:
     """
     found: list[bytes | None] = await server.client.hmget(keys.meta, list(FIELDS))
     return layout_of(found) if found[0] is not None or found[1] is not None else None
+
+
+async def announce_archive(server: Server, keys: Keys) -> None:
+    """Let readers look for ended runs in the deployment's archive. Raises redis-py's errors; idempotent."""
+    await server.client.hset(keys.meta, ARCHIVE, "1")
+
+
+async def has_archive(server: Server, keys: Keys) -> bool:
+    """Whether the deployment has an archive. Raises redis-py's errors."""
+    return await server.client.hget(keys.meta, ARCHIVE) is not None
 
 
 async def widen_if_stale(server: Server, keys: Keys) -> None:

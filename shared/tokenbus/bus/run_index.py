@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -53,6 +53,14 @@ class Position(msgspec.Struct, frozen=True, order=True):
 
     at_ms: int
     run: str
+
+
+class Source(Protocol):
+    """Places in the order of the list, as far as they were read."""
+
+    found: list[Position]
+    """What was read and not used, the next one last."""
+    exhausted: bool
 
 
 class IndexReader:
@@ -110,7 +118,7 @@ async def fill(client: Any, sources: Sequence[IndexReader], page: int) -> None:
                 source.take(reply)
 
 
-def merged(sources: Sequence[IndexReader], most: int, *, newest_first: bool) -> list[tuple[int, Position]]:
+def merged(sources: Sequence[Source], most: int, *, newest_first: bool) -> list[tuple[int, Position]]:
     """The next places of all sets in order, each with the number of its set, as far as the pages read so far determine
     it; at most so many.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import timedelta
 from types import TracebackType
@@ -14,6 +14,7 @@ from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.run_record import newest_seq
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.client import publishing
+from tokenbus.client.archive import Archive
 from tokenbus.client.blobs import Blobs
 from tokenbus.client.deployment import Deployment, partitions_in, url_in
 from tokenbus.client.log_reader import follow
@@ -49,6 +50,11 @@ MORE_FOR_CANCELS = 1_000
 def watch_readers(client: Client, liveness: Liveness) -> None:
     """Let a worker's liveness watch the task through which all `follow` calls of this client read."""
     client._deployment.hub.liveness = liveness  # pyright: ignore[reportPrivateUsage]
+
+
+def read_archive(client: Client, make: Callable[[], Archive]) -> None:
+    """Let a client of the deployment itself find the archive as its settings say."""
+    client._deployment.make_archive = make  # pyright: ignore[reportPrivateUsage]
 
 
 class Client(TopicSubscriber, RunWaits):
@@ -92,6 +98,7 @@ class Client(TopicSubscriber, RunWaits):
         self._max_request_bytes = max_request_bytes
         self._blob_service = blobs, blob_token
         self._blobs: Blobs | None = None
+        deployment.make_archive = lambda: Archive(blobs, token=blob_token)
 
     async def __aenter__(self) -> Self:
         """Connect. Raises ServerUnavailable, ServerTooOld, and DeploymentMismatch if ``partitions`` differs from the
@@ -347,6 +354,7 @@ class Client(TopicSubscriber, RunWaits):
         prefix: str | None = None,
         limit: int | None = None,
         oldest_first: bool = False,
+        archived: bool = False,
     ) -> AsyncGenerator[RunInfo]:
         """Yield the deployment's runs, open and ended, the newest first. Read in pages: stop when you have enough.
 
@@ -358,14 +366,15 @@ class Client(TopicSubscriber, RunWaits):
         - ``tenant``, ``provider``: only runs of this tenant, or whose last provider was this one.
         - ``older_than``: seconds, or a timedelta; only runs that were accepted (or, if they have ended, ended) before.
         - ``prefix``: only runs whose ids begin with it.
+        - ``archived``: also those that the archive alone has, if the deployment has one.
 
         Without ``tenant``, ``provider``, ``prefix`` and single states, the cost depends on how many runs are yielded
-        alone; with them, on how many are read. Raises ValueError for invalid arguments; ServerUnavailable.
+        alone; with them, on how many are read. Raises ValueError for invalid arguments; ServerUnavailable, BlobError.
         """
         if limit is not None and (type(limit) is not int or limit < 0):
             raise ValueError(f"limit: {limit!r} is not a whole number from 0")
         wanted = run_filter(state=state, tenant=tenant, provider=provider, older_than=older_than, prefix=prefix)
-        return list_runs(self._deployment, wanted, newest_first=not oldest_first, limit=limit)
+        return list_runs(self._deployment, wanted, newest_first=not oldest_first, limit=limit, archived=archived)
 
     async def describe(self, runs: Iterable[AnyRun | str]) -> dict[str, RunInfo]:
         """Return a `RunInfo` for each of these runs, by run id.

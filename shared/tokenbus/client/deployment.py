@@ -6,13 +6,14 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tokenbus.bus.keys import DEFAULT_PARTITIONS, Keys
-from tokenbus.bus.layout import Layout, locate, read_layout
+from tokenbus.bus.layout import Layout, has_archive, locate, read_layout
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.bus.server.url import url_in_env
+from tokenbus.client.archive import Archive
 from tokenbus.client.local_up import data_directory, running_in
 from tokenbus.client.tailing import Hub
 from tokenbus.errors import DeploymentMismatch, ServerUnavailable, SettingsError
@@ -21,6 +22,8 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
+ARCHIVE_S = 5.0
+"""How often a client that found no archive looks again, when a run is not on the server."""
 REFRESH_S = 1.0
 """How often a client asks, while it reads, whether the number of partitions was changed."""
 
@@ -38,6 +41,10 @@ class Deployment:
         self._said = False
         """Whether the log says already that no deployment is there."""
         self._asked_at = 0.0
+        self.make_archive: Callable[[], Archive] | None = None
+        """Makes the client of the archive, in case the deployment has one; may raise SettingsError."""
+        self._archive: Archive | None = None
+        self._archive_asked_at: float | None = None
         try:
             self._keys = Keys(prefix, DEFAULT_PARTITIONS if partitions is None else partitions)
         except ValueError as e:
@@ -74,6 +81,20 @@ class Deployment:
         if self._asked_at == asked_at:
             await self.refresh(older_than_s=0)
         return keys
+
+    async def archive(self) -> Archive | None:
+        """Return the client of the deployment's archive; None if it has none.
+
+        Raises SettingsError, ServerUnavailable.
+        """
+        now, asked_at = time.monotonic(), self._archive_asked_at
+        if self._archive is None and self.make_archive and (asked_at is None or now - asked_at >= ARCHIVE_S):
+            keys = await self.keys()
+            with translated(self.server):
+                there = await has_archive(self.server, keys)
+            self._archive_asked_at = now
+            self._archive = self.make_archive() if there else None
+        return self._archive
 
     async def _ask(self) -> None:
         if self._agreed:

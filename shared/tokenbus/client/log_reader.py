@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -18,10 +19,11 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.run_record import UNENDED, read_status
 from tokenbus.bus.server.server import translated
 from tokenbus.bus.server.stream_reader import Entry, id_key
+from tokenbus.client.archive import ArchivedLog
 from tokenbus.client.decode import is_end, public_event
 from tokenbus.client.deployment import Deployment, Outage
 from tokenbus.client.tailing import StreamFeed
-from tokenbus.errors import CursorAhead, CursorTrimmed, RunLost, RunNotFound, ServerUnavailable
+from tokenbus.errors import BlobError, CursorAhead, CursorTrimmed, RunLost, RunNotFound, ServerUnavailable
 from tokenbus.events.public import PublicEvent
 
 COUNT = 256
@@ -74,6 +76,8 @@ class LogReader:
         self._known = False
         self._keys: Keys | None = None
         """Names of the run's keys in the partition where it was last looked up. Fixed once the run is found."""
+        self._archived: ArchivedLog | None = None
+        """What the events come from, once the server has none of them any more."""
         self.ended = False
         """Whether the terminal event was returned, or is at or before the cursor."""
 
@@ -84,27 +88,40 @@ class LogReader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._leave_feed()
+        if self._archived:
+            await self._archived.aclose()
 
     async def read(self) -> list[PublicEvent]:
         """Return the next events, at most a few hundred; empty if none came for a while.
 
         Raises CursorTrimmed if events after the cursor were trimmed; CursorAhead if there is no event with the cursor's
         seq; RunNotFound if the run is unknown or has expired; RunLost if it was open and its keys are gone;
-        Malformed for an entry that is not an event;
+        Malformed for an entry that is not an event; BlobError if the archive may have the run and does not answer;
         ServerUnavailable, after which it may be called again.
         """
         if self._gap:
             raise self._gap
+        if self._archived:
+            return await self._from_archive(self._archived)
         await self._deployment.keys()  # the client may have been closed
         keys = self._keys = self._keys if self._known and self._keys else await self._deployment.keys_of(self._run)
         log = keys.log(self._run)
         if self._feed and self._feed.stream != log:  # guessed before the deployment existed, or the run is elsewhere
             self._leave_feed()
         if self._feed is None:
-            entries = await self._stored(log) if self._reads_stored else []
-            self._reads_stored = True
+            try:
+                entries = await self._stored(log) if self._reads_stored else []
+            except (RunNotFound, CursorAhead):
+                if not await self._in_archive(keys):
+                    raise
+                return []
+            looked, self._reads_stored = self._reads_stored, True
             if self.ended:
                 return []
+            if not entries and looked:
+                with suppress(BlobError):  # most likely the run has not begun yet
+                    if await self._in_archive(keys):
+                        return []
             if not entries and self._position is not None:
                 self._feed = self._deployment.hub.open_feed(log, self._position)
         else:
@@ -114,6 +131,34 @@ class LogReader:
         self._known, self._keys = True, keys
         self._look_s = LOOK_S
         return self._in_order(log, entries)
+
+    async def _in_archive(self, keys: Keys) -> bool:
+        """Whether the rest of the events is in the archive alone, and comes from there now."""
+        archive = await self._deployment.archive()
+        if archive is None:
+            return False
+        client = self._deployment.server.client
+        async with self._deployment.hub.reads:
+            with translated(self._deployment.server):
+                status = await read_status(client, keys.run(self._run))
+                if status in (*UNENDED, "awaited") or await client.exists(keys.log(self._run)):
+                    return False
+        self._archived = await archive.open_log(self._run, after=self._seq)
+        if self._archived is None:
+            return False
+        self._known = True
+        self._leave_feed()
+        last = self._archived.info.events - 1
+        if last < self._seq:
+            raise CursorAhead(f"archived {self._run}", str(self._seq), str(last))
+        self.ended = last == self._seq
+        return True
+
+    async def _from_archive(self, archived: ArchivedLog) -> list[PublicEvent]:
+        events = await archived.read()
+        if not events:
+            raise CursorTrimmed(f"archived {self._run}", str(self._seq), "none")
+        return self._numbered(f"archived {self._run}", events)
 
     def _leave_feed(self) -> None:
         feed, self._feed = self._feed, None
@@ -139,7 +184,9 @@ class LogReader:
             self._look_s = min(2 * self._look_s, LONGEST_LOOK_S)
             async with self._deployment.hub.reads:
                 with translated(self._deployment.server):
-                    await self._look_for_run(keys)
+                    gone = await self._look_for_run(keys)
+            if gone and not await self._in_archive(keys):
+                raise gone
         return entries
 
     async def _locate(self, log: str) -> str:
@@ -168,9 +215,14 @@ class LogReader:
         return f"{attempt}-{seq - 1}"
 
     def _in_order(self, log: str, entries: list[Entry]) -> list[PublicEvent]:
+        events = [public_event(log, entry) for entry in entries]
+        self._position = entries[-1][0].decode()
+        return self._numbered(log, events)
+
+    def _numbered(self, log: str, found: list[PublicEvent]) -> list[PublicEvent]:
+        """Those that come next. Raises CursorTrimmed for a gap, once the events before it were returned."""
         events: list[PublicEvent] = []
-        for entry in entries:
-            event = public_event(log, entry)
+        for event in found:
             if event.seq > self._seq:
                 if event.seq != self._seq + 1:
                     self._gap = CursorTrimmed(log, str(self._seq), str(event.seq))
@@ -180,7 +232,6 @@ class LogReader:
                 events.append(event)
                 self._seq = event.seq
                 self.ended = is_end(event)
-            self._position = entry[0].decode()
         return events
 
     def _timeout_s(self) -> float:
@@ -188,8 +239,8 @@ class LogReader:
             return self._look_s
         return max(0.001, min(self._look_s, self._wait_s - self._waited_s))
 
-    async def _look_for_run(self, keys: Keys) -> None:
-        """After silence: check that the run exists and may still produce events."""
+    async def _look_for_run(self, keys: Keys) -> RunLost | RunNotFound | None:
+        """After silence: check that the run exists and may still produce events. Returns why it may not."""
         client = self._deployment.server.client
         if not self._known:
             await self._deployment.refresh()
@@ -197,9 +248,10 @@ class LogReader:
         status = await read_status(client, keys.run(self._run))
         if status in UNENDED or await client.exists(keys.log(self._run)):
             self._known = True
-            return
+            return None
         accepted = status not in (None, "awaited")  # an early cancel makes no run: its request may never come
         if self._known:
-            raise RunLost(self._run)
+            return RunLost(self._run)
         if accepted or (self._wait_s is not None and self._waited_s >= self._wait_s):
-            raise RunNotFound(self._run, self._deployment.unheard)
+            return RunNotFound(self._run, self._deployment.unheard)
+        return None

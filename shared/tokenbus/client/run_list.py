@@ -11,6 +11,7 @@ import msgspec
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.run_index import IndexReader, Position, fill, merged, read_runs
 from tokenbus.bus.server.server import translated
+from tokenbus.client.archive import Archive
 from tokenbus.client.deployment import Deployment
 from tokenbus.core.nearest_name import unknown_name
 from tokenbus.events.run_info import ENDED_STATES, OPEN_STATES, ListedState, RunInfo
@@ -108,13 +109,18 @@ class RunLister:
         after: Position | None = None,
         newest_first: bool = True,
         limit: int | None = None,
+        archived: bool = False,
     ) -> None:
-        """``limit``: how many runs the caller will use, so that no more are read."""
+        """``limit``: how many runs the caller will use, so that no more are read. ``archived``: list the archive
+        too.
+        """
         self._deployment = deployment
         self._wanted = wanted
         self._after = after
         self._newest_first = newest_first
         self._limit = limit
+        self._archived = archived and not wanted.states.isdisjoint(ENDED_STATES)
+        self._archive: ArchiveSource | None = None
         self._sources: list[IndexReader] | None = None
         self._page = 0
         self._moved: set[str] = set()
@@ -128,12 +134,17 @@ class RunLister:
         """Look at the next runs of the list, at most `BATCH`, and return those that pass with their places; perhaps
         none.
 
-        Raises ServerUnavailable, DeploymentMismatch; RuntimeError if the client is closed.
+        Raises ServerUnavailable, DeploymentMismatch; BlobError if the archive does not answer; RuntimeError if the
+        client is closed.
         """
         deployment = self._deployment
         keys = await deployment.keys()
         if self._sources is None:
             await deployment.refresh()  # more partitions may have been added
+            archive = await deployment.archive() if self._archived else None
+            self._archive = archive and await self._open_archive(archive)
+        if self._archive:
+            await self._archive.fill()
         client = deployment.server.client
         async with deployment.hub.reads:
             with translated(deployment.server):
@@ -143,12 +154,17 @@ class RunLister:
                     _drop_repeated(self._sources)
                 else:
                     await fill(client, self._sources, self._page)
-                looked_at = [place for _, place in merged(self._sources, self._most, newest_first=self._newest_first)]
+                sources = [*self._sources, self._archive] if self._archive else self._sources
+                order = merged(sources, self._most, newest_first=self._newest_first)
+                looked_at = list(dict.fromkeys(place for _, place in order))  # on the server, and archived
                 places = [place for place in looked_at if self._may_pass(place)]
-                found = await read_runs(client, keys, [place.run for place in places])
+                found: list[RunInfo | None] = list(await read_runs(client, keys, [place.run for place in places]))
+        if self._archive:
+            found = [info or self._archive.infos.get(place) for place, info in zip(places, found, strict=True)]
+            self._archive.used(looked_at)
         if looked_at:
             self.position = looked_at[-1]
-        self.ended = all(source.exhausted and not source.found for source in self._sources)
+        self.ended = all(source.exhausted and not source.found for source in sources)
         passed: list[tuple[Position, RunInfo]] = []
         for place, info in zip(places, found, strict=True):
             if info is None:
@@ -165,11 +181,18 @@ class RunLister:
         prefix = self._wanted.prefix
         return place.run not in self._moved and (prefix is None or place.run.startswith(prefix))
 
+    async def _open_archive(self, archive: Archive) -> ArchiveSource:
+        until_ms = await self._until_ms()
+        return ArchiveSource(archive, self._wanted.tenant, self._after, until_ms, newest_first=self._newest_first)
+
+    async def _until_ms(self) -> int | None:
+        if self._wanted.older_than_s is None:
+            return None
+        await self._deployment.server.clock.measure()
+        return self._deployment.server.clock.now_ms() - round(self._wanted.older_than_s * 1000)
+
     async def _open(self, keys: Keys) -> list[IndexReader]:
-        until_ms = None
-        if self._wanted.older_than_s is not None:
-            await self._deployment.server.clock.measure()
-            until_ms = self._deployment.server.clock.now_ms() - round(self._wanted.older_than_s * 1000)
+        until_ms = await self._until_ms()
         halves = [(OPEN_STATES, keys.open_runs), (ENDED_STATES, keys.ended_runs)]
         names = [
             key_of(partition, self._wanted.tenant or "")
@@ -197,6 +220,54 @@ class RunLister:
         return max(LEAST_PAGE, wanted * 3 // (2 * sources) + 1)
 
 
+class ArchiveSource:
+    """The archive as one more set of the list: `found` and `exhausted` are those of `IndexReader`."""
+
+    def __init__(
+        self, archive: Archive, tenant: str | None, after: Position | None, until_ms: int | None, *, newest_first: bool
+    ) -> None:
+        self._archive = archive
+        self._tenant = tenant
+        self._from = after
+        self._since_ms = 0
+        self._until_ms = until_ms
+        if after and newest_first:
+            self._until_ms = after.at_ms if until_ms is None else min(until_ms, after.at_ms)
+        elif after:
+            self._since_ms = after.at_ms
+        self._newest_first = newest_first
+        self._next: str | None = None
+        self.infos: dict[Position, RunInfo] = {}
+        self.found: list[Position] = []
+        """What was read and not used, the next one last."""
+        self.exhausted = False
+
+    async def fill(self) -> None:
+        """Read the next page if the last one is used up. Raises BlobError."""
+        while not (self.found or self.exhausted):
+            page = await self._archive.page(
+                tenant=self._tenant,
+                since_ms=self._since_ms,
+                until_ms=self._until_ms,
+                limit=BATCH,
+                oldest_first=not self._newest_first,
+                after=self._next,
+            )
+            self._next, self.exhausted = page.next, page.next is None
+            infos = {Position(info.at_ms, info.run): info for info in page.runs}
+            fresh = [place for place in infos if self._from is None or self._is_after(place, self._from)]
+            self.infos = {place: infos[place] for place in fresh}
+            self.found = fresh[::-1]
+
+    def used(self, places: Sequence[Position]) -> None:
+        """These were looked at, so nothing about them is kept."""
+        for place in places:
+            self.infos.pop(place, None)
+
+    def _is_after(self, place: Position, start: Position) -> bool:
+        return place < start if self._newest_first else place > start
+
+
 def _drop_repeated(sources: list[IndexReader]) -> None:
     """Drop what was found twice because it ended between the reads of the two sets."""
     times: dict[str, int] = {}
@@ -213,8 +284,9 @@ async def list_runs(
     *,
     newest_first: bool,
     limit: int | None,
+    archived: bool = False,
 ) -> AsyncGenerator[RunInfo]:
-    lister = RunLister(deployment, wanted, newest_first=newest_first, limit=limit)
+    lister = RunLister(deployment, wanted, newest_first=newest_first, limit=limit, archived=archived)
     left = limit
     while not lister.ended and left != 0:
         for _, info in await lister.next():

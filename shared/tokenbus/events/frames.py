@@ -144,6 +144,8 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="
     """By tool; tools whose calls wait for nobody are left out."""
     begins_runs: dict[str, int] = {}
     """The tools whose calls begin child runs, and the time in ms that one may take."""
+    archive: bool = False
+    """The recorder is told of the run's end, to archive its log."""
 
 
 # What fetchers write to `raw`: the provider's bytes as they were read, and what happened to the call.

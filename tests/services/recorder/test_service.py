@@ -92,7 +92,7 @@ async def recorder(
         records=keep,
         retention=RetentionSettings(open_run_s=lease_s),
     )
-    service = RecordService(settings, keep, RecordMetrics(registry or CollectorRegistry()))
+    service = RecordService(settings, RecordMetrics(registry or CollectorRegistry()))
     await service.open()
     working = asyncio.create_task(_work(service))
     try:

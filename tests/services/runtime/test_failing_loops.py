@@ -128,7 +128,9 @@ async def test_a_renewal_of_records_that_only_fails_ends_unless_the_store_is_awa
     server_url: str, liveness: Liveness, failures: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recorder, "RENEW_AGAIN_S", 0.0)
-    service = RecordService(Settings(redis_url=server_url), RecordSettings(), RecordMetrics(CollectorRegistry()))
+    service = RecordService(
+        Settings(redis_url=server_url, records=RecordSettings()), RecordMetrics(CollectorRegistry())
+    )
     service.liveness = liveness
     try:
         monkeypatch.setattr(recorder, "drop_old_records", Failing(Defect()))

@@ -25,6 +25,7 @@ NEEDS = [
     ("shared", ()),
     ("services/tokenbus_services/tools/mcp", ("services", "mcp")),
     ("services/tokenbus_services/telemetry/otlp_export.py", ("services", "otel")),
+    ("services/tokenbus_services/blobs/archive_format.py", ("services", "archive")),
     ("services", ("services",)),
 ]
 """Code by the beginning of its path, and the extras that its users have installed. The first that fits counts."""

@@ -105,16 +105,18 @@ def tail(topic: SubscribedTopic, runs: tuple[str, ...], kinds: tuple[str, ...], 
 @run_options
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Maximum number of runs to show.")
 @click.option("--oldest-first", is_flag=True, help="Default: the newest first.")
+@click.option("--archived", is_flag=True, help="Also runs that only the archive has.")
 @json_lines
-def runs(limit: int, oldest_first: bool, as_json: bool, **choice: Any) -> None:
+def runs(limit: int, oldest_first: bool, archived: bool, as_json: bool, **choice: Any) -> None:
     """List open and ended runs: id, state, age, tenant, provider, model, and how they ended.
 
     The age is the time since the acceptance of an open run, or since the end of an ended one. Ended runs are listed
-    for as long as they are kept (retention.finished_run_s).
+    for as long as they are kept (retention.finished_run_s; with --archived: archive.keep_s).
     """
     from tokenbus_services.cli.runs.list_runs import RunChoice, listing
 
-    asyncio.run(listing(RunChoice(**choice), limit=limit, oldest_first=oldest_first, as_json=as_json))
+    chosen = RunChoice(**choice)
+    asyncio.run(listing(chosen, limit=limit, oldest_first=oldest_first, archived=archived, as_json=as_json))
 
 
 @click.command()

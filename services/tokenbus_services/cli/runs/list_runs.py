@@ -30,11 +30,11 @@ STATE_AND_AGE = 18
 """Width of these two columns and of the gaps before them."""
 
 
-async def listing(choice: RunChoice, *, limit: int, oldest_first: bool, as_json: bool) -> None:
+async def listing(choice: RunChoice, *, limit: int, oldest_first: bool, archived: bool, as_json: bool) -> None:
     """Show the chosen runs."""
     choice.check()
     async with reaching.client() as bus:
-        found = [info async for info in choice.runs(bus, limit=limit, oldest_first=oldest_first)]
+        found = [info async for info in choice.runs(bus, limit=limit, oldest_first=oldest_first, archived=archived)]
     now_ms = time.time_ns() // 1_000_000
     if as_json:
         for info in found:
@@ -128,9 +128,11 @@ class RunChoice(msgspec.Struct, frozen=True, kw_only=True):
         """Raise SettingsError if a value is wrong."""
         self._arguments()
 
-    def runs(self, bus: Client, *, limit: int | None = None, oldest_first: bool = False) -> AsyncGenerator[RunInfo]:
+    def runs(
+        self, bus: Client, *, limit: int | None = None, oldest_first: bool = False, archived: bool = False
+    ) -> AsyncGenerator[RunInfo]:
         """The chosen runs. Raises SettingsError."""
-        return bus.runs(**self._arguments(), limit=limit, oldest_first=oldest_first)
+        return bus.runs(**self._arguments(), limit=limit, oldest_first=oldest_first, archived=archived)
 
     def _arguments(self) -> dict[str, Any]:
         age_s = None if self.older_than is None else seconds(self.older_than)

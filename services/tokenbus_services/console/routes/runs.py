@@ -89,9 +89,11 @@ class _RunRoutes:
             [summary] = await read_summaries(server.client, self._runs.keys, [run])
             fields = await server.client.hmget(key, [STATUS, REQUEST, CONTINUES, CHOICE])
         if summary is None:
-            raise not_found(run)
+            summary = await self._archived(run)
+            events = await self._runs.archived.edges(run)
+        else:
+            events = await self._edges(run, summary.info.attempt)
         info = summary.info
-        events = await self._edges(run, info.attempt)
         known = await self._known(summary, events[-_LAST:])
         if known.end:
             known.cost = self._costs.cost(known.end.usage, info.provider, [known.end.model, info.model])
@@ -115,10 +117,12 @@ class _RunRoutes:
         server, keys = self._runs.server, self._runs.keys
         with translated(server, keys.run(run)):
             [summary] = await read_summaries(server.client, keys, [run])
-            if summary is None:
-                raise not_found(run)
             newest: list[Any] = await server.client.xrevrange(keys.log(run), count=_LAST)
-        known = await self._known(summary, [public_event(run, entry) for entry in reversed(newest)])
+        events = [public_event(run, entry) for entry in reversed(newest)]
+        if summary is None:
+            summary, last = await self._archived(run), await self._runs.archived.last_event(run)
+            events = [last] if last else []
+        known = await self._known(summary, events)
         return json({"state": known.state(server.clock.now_ms()), "seq": known.seq})
 
     async def _here(self, request: Request, viewer: Viewer) -> str | RecordedRun:
@@ -152,6 +156,12 @@ class _RunRoutes:
             self._desk.log("read", viewer, run=recorded.info.run)
         lines = (event_lines(event, content=content, number=str(event.seq)) for event in left)
         return StreamingResponse(lines, media_type="text/event-stream; charset=utf-8")
+
+    async def _archived(self, run: str) -> Summary:
+        """The summary of a run that the archive alone has. Raises Refusal (404)."""
+        if (info := await self._runs.archived.info(run)) is None:
+            raise not_found(run)
+        return Summary(info, None)
 
     async def _known(self, summary: Summary, newest: Sequence[PublicEvent]) -> KnownRun:
         known = KnownRun(summary)

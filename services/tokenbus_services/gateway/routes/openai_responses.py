@@ -172,10 +172,12 @@ class ResponsesApi:
                     await self._gateway.conversations.get(caller.tenant, name)
             case _:
                 pass
-        if not await self._store.delete(run):
+        deleted = await self._store.delete(run)
+        if deleted is None:
             why = f"response {run} was cancelled and has not ended yet: delete it again"
             problem = Problem(status=409, code="response_not_ended", message=why, kind="invalid_request", run=run)
             raise Refusal(msgspec.structs.replace(problem, retry_after_s=1.0))
+        await self._gateway.runs.archived.delete(deleted)
         await self._gateway.runs.changes.note(caller, self._surface.name, "erase", run=run)
         body = {"id": PREFIX + run, "object": "response", "deleted": True}
         return _answer(Answer(status=200, body=msgspec.json.encode(body)), run)
@@ -215,7 +217,7 @@ class ResponsesApi:
         run, note = owned.id, owned.note
         if note and not is_known:
             return ResponseSoFar(note, run).answer()
-        events = await self._store.events_so_far(run)
+        events = await self._gateway.runs.stored(run)
         if events and events[0].seq != 0:
             raise not_found(run)
         if note is None and not events:

@@ -24,7 +24,7 @@ MOST_READS = 10
 _DEFAULT_LIMIT = 50
 _CURSOR = re.compile(r"([0-9]{1,16})-(.+)", re.ASCII | re.DOTALL)
 _REPEATABLE = {"state"}
-_ONCE = {"tenant", "provider", "older_than", "prefix", "limit", "after", "oldest_first"}
+_ONCE = {"tenant", "provider", "older_than", "prefix", "limit", "after", "oldest_first", "archived"}
 
 
 class RunPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +40,7 @@ class RunQuery(msgspec.Struct, frozen=True, kw_only=True):
     limit: int
     after: Position | None
     newest_first: bool
+    archived: bool
 
     @classmethod
     def of(cls, parameters: Iterable[tuple[str, str]]) -> RunQuery:
@@ -59,6 +60,7 @@ class RunQuery(msgspec.Struct, frozen=True, kw_only=True):
             limit=limit_in(once.get("limit")),
             after=position_in(once.get("after")),
             newest_first=not flag_in("oldest_first", once.get("oldest_first", "false")),
+            archived=flag_in("archived", once.get("archived", "false")),
         )
 
 
@@ -69,7 +71,14 @@ async def page_of(deployment: Deployment, query: RunQuery, caller: Caller) -> Ru
         if wanted.tenant not in (None, caller.tenant):
             return RunPage(runs=[])  # as if that tenant had none
         wanted = msgspec.structs.replace(wanted, tenant=caller.tenant or None)
-    lister = RunLister(deployment, wanted, after=query.after, newest_first=query.newest_first, limit=query.limit)
+    lister = RunLister(
+        deployment,
+        wanted,
+        after=query.after,
+        newest_first=query.newest_first,
+        limit=query.limit,
+        archived=query.archived,
+    )
     found: list[RunInfo] = []
     for _ in range(MOST_READS):
         for place, info in await lister.next():

@@ -201,3 +201,23 @@ class RecordSettings(Table, frozen=True, kw_only=True):
     """How long a record is kept."""
     keep_entries: Count = 1_000
     """Maximum number of records; the oldest are removed first."""
+
+
+class ArchiveSettings(Table, frozen=True, kw_only=True):
+    """The archive of ended runs. If this table exists, even empty, recorders move the logs of ended runs to the object
+    store of the blobs; see docs/operate/archive.md.
+    """
+
+    keep_s: Seconds = 30 * 86_400.0
+    """How long a run is kept there after its end."""
+    keep_tenants_s: dict[str, Seconds] = {}
+    """The same for runs of these tenants."""
+    keys: str | None = None
+    """Directory with a key for each tenant whose logs are sealed; None: no log is."""
+    hold_s: Seconds = 600.0
+    """How long a server that is nearly full waits for a run's recorder before it forgets the run."""
+
+    @property
+    def longest_s(self) -> float:
+        """The longest time for which a run is kept."""
+        return max(self.keep_s, *self.keep_tenants_s.values(), self.keep_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tokenbus.bus.run_record import RECORD
+from tokenbus.bus.run_record import ARCHIVE, ENDED_AT, RECORD
 from tokenbus.bus.scripts.script import ScriptCall, script
 
 
@@ -16,15 +16,16 @@ def memory(key: str, *, share: float, most: int) -> ScriptCall:
     ...
 
 
-def forget(ended_runs: str, keys: Sequence[tuple[str, str]], *, runs: Sequence[str]) -> ScriptCall:
+def forget(ended_runs: str, keys: Sequence[tuple[str, str]], *, runs: Sequence[str], held_after: int = 0) -> ScriptCall:
     """Delete runs that have ended. ``keys``: the hash and the log of each. Reply: how many do not stay. A run that is
-    open again, and one whose keys are gone, is only taken off the list. One that waits for its recorder stays.
+    open again, and one whose keys are gone, is only taken off the list. One that is to be recorded stays, and one that
+    is to be archived, unless it ended before ``held_after`` (in ms of the server's clock).
     """
-    return _forget(ended_runs, [key for pair in keys for key in pair], runs=runs)
+    return _forget(ended_runs, [key for pair in keys for key in pair], held_after=held_after, runs=runs)
 
 
-@script(RECORD=RECORD)
-def _forget(ended_runs: str, keys: Sequence[str], *, runs: Sequence[str]) -> ScriptCall: ...
+@script(RECORD=RECORD, ARCHIVE=ARCHIVE, ENDED_AT=ENDED_AT)
+def _forget(ended_runs: str, keys: Sequence[str], *, held_after: int, runs: Sequence[str]) -> ScriptCall: ...
 
 
 @script()
