@@ -1,5 +1,6 @@
-"""Three people, two models of different providers, a tool, a moderating policy and a listener who interrupts, while a
-terminal, a browser and programs follow and every worker dies once: all of them get the same conversation.
+"""Three people, two models of different providers, a tool, a policy that moderates what goes in and what comes out, and
+a listener who interrupts, while a terminal, a browser and programs follow and every worker dies once: all of them get
+the same conversation.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from tests.e2e.fleet import PIPELINE, WITH_TOOLS, Fleet, fleet
 from tests.e2e.sessions.test_sessions import told
 from tests.terminal import COLUMNS, Terminal, terminal
 from tests.waiting import eventually
-from tokenbus import Chunk, Client
+from tokenbus import Chunk, Client, Message
 from tokenbus.bus.keys import Keys
 from tokenbus.client.sessions.reader import SessionStep
 from tokenbus.client.sessions.session import Session
 from tokenbus.events.public import Restarted, Retrying
-from tokenbus.events.requests import SessionMessage
+from tokenbus.events.requests import SessionMessage, TextPart
 from tokenbus.events.sessions import Appended, Delivered, Fate, RunEnded
 from tokenbus_services.cli.chat.rows import Rows
 from tokenbus_services.cli.chat.transcript import Transcript
@@ -40,8 +41,12 @@ roles_without_keys = ["see_content", "act"]
 use = "tokenbus.policy:ReplaceText"
 [policies.spelling.options]
 rules = [{ find = "colour", replace = "color" }]
+[policies.manners]
+use = "tests.e2e.policies.guards:StopAt"
+options = { word = "rude" }
 [[policy_routes]]
 policies = ["spelling"]
+input_policies = ["spelling", "manners"]
 """
 REQUEST: dict[str, Any] = {
     "provider": "openai-chat",
@@ -85,17 +90,25 @@ async def speak(session: Session, who: str) -> None:
             await session.configure({**REQUEST, "provider": ("anthropic", "openai-chat")[n % 2]}, wait_s=120)
 
 
-async def listen(session: Session) -> None:
-    """A voice: it is interrupted in the middle of a word of the second answer, and says how much was heard."""
+HEARD = 2
+"""Characters of the last chunk that was heard."""
+
+
+async def listen(session: Session) -> tuple[str, int]:
+    """A voice: it is interrupted in the middle of a word of the second answer, and says how much was heard, which it
+    returns: the run and its last event.
+    """
     runs: list[str] = []
     async for step in session.follow():
         event = step.event
         if isinstance(event, Chunk) and event.visible:
             runs += [event.run] if event.run not in runs else []
             if len(runs) > 1:
-                receipt = await session.interrupt(heard_through=event.seq, heard_characters=2, wait_s=120)
-                if (await settled(session, receipt.append)).state == "delivered":
-                    return
+                receipt = await session.interrupt(heard_through=event.seq, heard_characters=HEARD, wait_s=120)
+                fate = await settled(session, receipt.append)
+                if fate.state == "delivered":
+                    return fate.run or "", event.seq
+    raise AssertionError("the session goes on")
 
 
 async def kill(workers: Fleet, provider: MockProvider) -> None:
@@ -128,9 +141,10 @@ async def test_all_readers_of_a_crews_session_get_the_same_conversation_while_wo
         listening = asyncio.create_task(listen(session))
         killing = asyncio.create_task(kill(workers, provider))
         await asyncio.gather(*(speak(session, who) for who in PEOPLE))
+        rude = await session.send("Something rude, and more", participant="cat", append="rude", wait_s=120)
         fates = [await settled(session, f"{who}-{n}") for who in PEOPLE for n in range(3)]
         assert [fate.state for fate in fates] == ["delivered"] * 9
-        await asyncio.gather(listening, killing)
+        (cut, through), _ = await asyncio.gather(listening, killing)
         await session.send(LAST, participant="ann", append="last", when_busy="enqueue", wait_s=120)
         last = (await settled(session, "last")).run
 
@@ -145,12 +159,35 @@ async def test_all_readers_of_a_crews_session_get_the_same_conversation_while_wo
         assert sorted(one for one in delivered if "-" in one and one.partition("-")[0] in PEOPLE) == sorted(
             f"{who}-{n}" for who in PEOPLE for n in range(3)
         )
+        assert (rude.fate.state, rude.fate.reason) == ("returned", "rejected")
+        asked = " ".join(recorded.http_request.body.decode() for recorded in provider.requests)
+        assert "another color?" in asked
+        assert not [word for word in ("colour", "rude") if word in asked]
+        assert not [step for step in steps if "Something rude" in str(step)]
         assert "cancelled" in [step.event.status for step in steps if isinstance(step.event, RunEnded)]
         assert not [text for text in texts.values() if "colour" in text]
         assert any("color" in text for text in texts.values())
         history = await session.messages()
         people = [(message.participant, message.content) for message in history if message.role == "user"]
         assert people == said(steps)
+        heard, (*_, last_words) = as_heard(steps, cut, through), await bus.messages(cut)
+        assert words(last_words) == heard
+        assert last_words in history
+
+
+def as_heard(steps: Sequence[SessionStep], run: str, through: int) -> str:
+    """What was heard of the run's last block, of which only the beginning of the last chunk was."""
+    chunks = [step.event for step in steps if isinstance(step.event, Chunk) and step.event.run == run]
+    last = next(chunk for chunk in chunks if chunk.seq == through)
+    before = [chunk.text for chunk in chunks if chunk.block == last.block and chunk.seq < through]
+    return ("".join(before) + last.text[:HEARD]).rstrip()
+
+
+def words(message: Message) -> str:
+    content = message.content
+    if isinstance(content, str):
+        return content
+    return "".join(part.text for part in content if isinstance(part, TextPart))
 
 
 def plain(step: SessionStep) -> Any:
