@@ -17,14 +17,14 @@ from tests.e2e.conftest import WEATHER
 from tests.e2e.fleet import PIPELINE, WITH_TOOLS, Fleet, fleet
 from tests.services.cli.process import run as command
 from tests.waiting import eventually
-from tokenbus import Chunk, Client, Message
+from tokenbus import Chunk, Client, Message, Receipt
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts.commit import MOST_EVENT_BYTES
 from tokenbus.bus.server.server import Server
 from tokenbus.client.sessions.listing import PAGE
 from tokenbus.client.sessions.reader import SessionCursor, SessionStep
 from tokenbus.client.sessions.session import Session
-from tokenbus.errors import CursorTrimmed, RequestInvalid, SessionNotFound, SessionReplaced
+from tokenbus.errors import AppendPending, CursorTrimmed, RequestInvalid, SessionNotFound, SessionReplaced
 from tokenbus.events.sessions import (
     Appended,
     Configured,
@@ -334,6 +334,25 @@ async def test_messages_that_wait_are_taken_together_if_the_configuration_says_s
         await told(session, run_over, 3)
         assert [content for role, content in sent(provider, 1) if role == "user"] == ["hello", "b", "c"]
         assert sent(provider, 2)[0] == ("system", "Be long.")
+
+
+async def test_who_waits_for_an_append_learns_that_its_session_was_deleted() -> None:
+    stalls = Turn(says=Reply(text="two three"), fault=Stall(after_text="two"))
+    with LocalBus() as local:
+        local.model_says("talk", *[stalls] * 20)
+        async with local.client() as bus:
+            session = bus.session("gone")
+            for _ in range(5):
+                await session.configure({"provider": "anthropic", "model": "talk"})
+                await session.send("hello")
+                ends = await asyncio.gather(
+                    *(session.send("noted", run=False, wait_s=8) for _ in range(20)),
+                    session.delete(),
+                    *(session.interrupt(wait_s=8) for _ in range(20)),
+                    return_exceptions=True,
+                )
+                told = {type(end) for end in ends} - {Receipt, type(None), RequestInvalid}
+                assert told <= {SessionNotFound}, [end for end in ends if isinstance(end, AppendPending)]
 
 
 async def test_a_deleted_session_leaves_nothing_and_its_fork_stays(

@@ -86,6 +86,7 @@ if kind == 'configure' then
   if version == '' then
     redis.call('UNLINK', log)
     redis.call('UNLINK', queue, history)
+    redis.call('HDEL', appends, '!')
   end
   told('configured')
   redis.call('HSET', appends, append, '{"state":"delivered"}')
@@ -156,7 +157,7 @@ elseif kind == 'delete' then
   told('appended')
   redis.call('UNLINK', appends, queue, history)
   redis.call('HSET', session, 'deleting', append)
-  redis.call('HSET', appends, append, '{"state":"appended"}')
+  redis.call('HSET', appends, append, '{"state":"appended"}', '!', append)
   s.waiting, indexes = 0, {}
   stop_open_run()
 else

@@ -35,6 +35,8 @@ from tokenbus.events.sessions import Fate, SessionRun, session_ref, session_run
 ACCEPTED_WAIT_S = 60.0
 """How long an append may wait for intake before `AppendPending` is raised."""
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.002, 0.1
+DELETED_S = 1.0
+"""How much longer an append whose session was deleted is waited for: it may come after that, and make a new one."""
 _FOR_CONFIGURATION = ("id", "messages", "type")
 _fate_decoder = msgspec.json.Decoder(Fate)
 
@@ -272,13 +274,22 @@ class Session:
         return Receipt(append, fate)
 
     async def _fate(self, append: str, wait_s: float, *, settled: bool = False) -> Fate:
-        """Wait for the append's fate; ``settled``: until it no longer waits."""
-        look_s = FIRST_LOOK_S
+        """Wait for the append's fate; ``settled``: until it no longer waits. Raises SessionNotFound if the session is
+        deleted meanwhile, and the fate with it.
+        """
+        clock, look_s = asyncio.get_running_loop().time, FIRST_LOOK_S
+        fate, was = await self._look(append)
+        forgotten_at: float | None = None
         try:
             async with asyncio.timeout(wait_s):
-                while (fate := await self.fate(append)) is None or (settled and fate.state == "appended"):
+                while fate is None or (settled and fate.state == "appended"):
                     await asyncio.sleep(look_s)
                     look_s = min(2 * look_s, LONGEST_LOOK_S)
+                    fate, deleted = await self._look(append)
+                    if fate is None and deleted not in (None, was):
+                        forgotten_at = forgotten_at or clock()
+                        if clock() > forgotten_at + DELETED_S:  # it is not about to be accepted either
+                            raise SessionNotFound(self.name)
         except TimeoutError:
             raise AppendPending(self.name, append, wait_s) from None
         return fate
@@ -289,10 +300,15 @@ class Session:
             msgspec.convert(append, RunId)
         except msgspec.ValidationError:  # an id that none has; the hash has other fields for appends that wait
             return None
+        return (await self._look(append))[0]
+
+    async def _look(self, append: str) -> tuple[Fate | None, bytes | None]:
+        """The fate of an append, and a mark of the session's last deletion."""
         keys = await self._deployment.keys_of(self._ref)
         with translated(self._deployment.server):
-            found: bytes | None = await self._deployment.server.client.hget(keys.of_session(self._ref)[1], append)
-        return _fate_decoder.decode(found) if found is not None else None
+            appends = keys.of_session(self._ref)[1]
+            found: list[bytes | None] = await self._deployment.server.client.hmget(appends, [append, "!"])
+        return _fate_decoder.decode(found[0]) if found[0] is not None else None, found[1]
 
     # --- reading ----------------------------------------------------------------------------------------------
 

@@ -74,10 +74,10 @@ local function keep_session(s, ttl_ms)
   for _, key in ipairs({s.session, s.log, s.appends, s.queue, s.history}) do redis.call('PEXPIRE', key, ttl_ms) end
 end
 local function delete_session(s, append)
-  -- Nothing stays but the fate of the append that asked for it.
+  -- Nothing stays but the fate of the append that asked for it, and a mark for those who wait for other fates.
   redis.call('UNLINK', s.session, s.appends, s.queue, s.history)
   redis.call('UNLINK', s.log)
-  redis.call('HSET', s.appends, append, '{"state":"delivered"}')
+  redis.call('HSET', s.appends, append, '{"state":"delivered"}', '!', append .. '!')
   redis.call('PEXPIRE', s.appends, DELETED_MS)
 end
 local function open_session_run(s, run)
