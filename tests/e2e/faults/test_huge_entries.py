@@ -17,7 +17,7 @@ from tokenbus.bus.server.server import Server
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, Turn
 from tokenbus_services.process.embedded_server import EmbeddedServer
 
-HUGE_BYTES = 200 * 2**20
+HUGE_BYTES = 400 * 2**20
 GROWTH_BYTES = 48 * 2**20
 """Far below the size of the entry, and above what some runs take."""
 PIECE = b"x" * 2**20

@@ -1,7 +1,7 @@
 """Workers that stood for a time (SIGSTOP and SIGCONT): what they waited for meanwhile is not to blame.
 
-`TOKENBUS_STOOD_S=105` lets a parser stand for that long, and the only policy worker for 30 s: without any policy worker
-for `limits.policy_slack_s` and the policies' timeouts a run ends, as it should.
+`TOKENBUS_STOOD_S=105` lets a parser stand for that long, and the others for 30 s: without any policy worker for
+`limits.policy_slack_s` and the policies' timeouts, or any fetcher for much longer, a run ends, as it should.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ async def test_a_fetcher_that_stood_reports_no_silence_of_its_providers(
             await provider.until(lambda: [each.state for each in provider.requests] == ["stalled"] * 3)
             fetcher = running.worker_of("fetcher")
             fetcher.freeze()
-            await passed(server, 6.0)
+            await passed(server, min(STOOD_S, 30.0))
             fetcher.thaw()
             for exchange in provider.requests:
                 provider.resume(exchange)
@@ -104,7 +104,7 @@ async def test_a_tool_worker_that_stood_reports_no_timeout_of_a_tool_that_answer
         worker = running.worker_of("tools")
         worker.freeze()
         gate.touch()
-        await passed(server, 6.0)
+        await passed(server, min(STOOD_S, 30.0))
         worker.thaw()
         logs: Any = await ended(server.client, keys, [run])
     check(logs[run])
