@@ -6,12 +6,13 @@ import builtins
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 from redis.exceptions import RedisError
 
 from tokenbus.bus.keys import DATA_FIELD, Keys, partition_in
-from tokenbus.bus.scripts.dead_letters import add_rejected
+from tokenbus.bus.scripts import dead_letters as scripts
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
@@ -49,6 +50,8 @@ DEAD_ENTRIES = 10_000
 """Entries kept by a writer that does not know the deployment's settings, unless there are more."""
 RETURNED_MS = 7 * 86_400_000
 """How long an event that was given back is kept, after the last of its partition."""
+ADDED_MS = 600_000
+"""A try that lost its reply longer ago adds its entry a second time."""
 REJECTED_SHARE = 4
 """Rejected requests get one part in this many of the dead stream; the rest is reserved for poison."""
 
@@ -63,7 +66,7 @@ async def dead_letter(
     stop_if: Callable[[], bool] | None = None,
 ) -> None:
     """Add an entry to the dead stream, which keeps the last ``most``; None: `DEAD_ENTRIES`, or as many as it has.
-    Retries until the server accepts it, so it may appear twice.
+    Retries until the server accepts it; a reply that was lost adds no second one.
 
     ``rejected``: the entry is a request that was rejected for its content. Such entries displace only each other.
 
@@ -74,13 +77,17 @@ async def dead_letter(
         entry = msgspec.structs.replace(entry, bytes=entry.bytes[:KEPT_BYTES], size=size)
     data = msgspec.json.encode(entry)
 
+    added = keys.added(uuid4().hex)
+
     async def add() -> None:
         kept = most or max(DEAD_ENTRIES, await server.client.xlen(keys.dead))
         if rejected:
             share = max(1, kept // REJECTED_SHARE)
-            await run_script(server, add_rejected(keys.dead, keys.rejected, most=kept, most_rejected=share, data=data))
+            lists = (keys.dead, keys.rejected, added)
+            call = scripts.add_rejected(*lists, most=kept, most_rejected=share, keep_ms=ADDED_MS, data=data)
         else:
-            await server.client.xadd(keys.dead, {DATA_FIELD: data}, maxlen=kept, approximate=True)
+            call = scripts.add(keys.dead, added, most=kept, keep_ms=ADDED_MS, data=data)
+        await run_script(server, call)
 
     try:
         await retry_until_available(

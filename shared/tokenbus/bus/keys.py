@@ -164,6 +164,10 @@ class Keys:
         """List: ids of the entries of `dead` that are rejected requests, oldest first; in the same slot."""
         return f"{self.prefix}:{{{self.dead}}}:rejected"
 
+    def added(self, name: str) -> str:
+        """String: the entry of this name was added to `dead`; in the same slot."""
+        return f"{self.prefix}:{{{self.dead}}}:added:{name}"
+
     def mcp(self, server: str) -> str:
         """JSON: the tools that this MCP server listed."""
         return f"{self.prefix}:mcp:{server}"

@@ -187,7 +187,8 @@ async def _rejected(w: World) -> ScriptCall:
     for _ in range(200):
         entry = await w.client.xadd(w.keys.dead, {"__data__": b"x" * 10_000})
         await w.client.rpush(w.keys.rejected, entry)
-    return dead_letters.add_rejected(w.keys.dead, w.keys.rejected, most=1000, most_rejected=10, data=REQUEST)
+    lists = (w.keys.dead, w.keys.rejected, w.keys.added("1"))
+    return dead_letters.add_rejected(*lists, most=1000, most_rejected=10, keep_ms=HOUR_MS, data=REQUEST)
 
 
 async def _admit(w: World) -> ScriptCall:

@@ -621,12 +621,6 @@ def _child_admitted_once(t: Twice) -> None:
     assert t.two[t.world.hold.held] == t.one[t.world.hold.held]
 
 
-def _rejected_twice(t: Twice) -> None:
-    t.grows(t.world.keys.dead)
-    ids = [entry for entry, _ in _entries(t.two, t.world.keys.dead)]
-    assert t.two[t.world.keys.rejected] == ids == list(t.replies)
-
-
 def _one_lower(t: Twice) -> None:
     t.adds(t.world.normalizer, "replays")
     assert t.two[t.world.normalizer][b"replays"] == b"0"
@@ -658,10 +652,22 @@ SCENES: dict[str, list[Scene]] = {
             )
         )
     ],
+    "dead_letters.add": [
+        Scene(
+            lambda w: dead_letters.add(w.keys.dead, w.keys.added("1"), most=100, keep_ms=HOUR_MS, data=b"{}"),
+            second=_is(b""),
+        )
+    ],
     "dead_letters.add_rejected": [
         Scene(
-            lambda w: dead_letters.add_rejected(w.keys.dead, w.keys.rejected, most=100, most_rejected=10, data=b"{}"),
-            again=_rejected_twice,
+            lambda w: dead_letters.add_rejected(
+                *(w.keys.dead, w.keys.rejected, w.keys.added("1")),
+                most=100,
+                most_rejected=10,
+                keep_ms=HOUR_MS,
+                data=b"{}",
+            ),
+            second=_is(b""),
         )
     ],
     "entries.field_sizes": [Scene(lambda w: entries.field_sizes(w.queue, entry=w.entries[0]))],
