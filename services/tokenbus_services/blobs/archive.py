@@ -154,6 +154,10 @@ class Archive:
         if await self._is_gone(place.run):  # the erasure may have looked before the place was there
             await self._delete(place)
             raise BlobRefused("archive", "this run was erased")
+        for other in await self._places(place.run) - {place}:
+            before = await self._head(other)
+            if before and before.accepted_ms == info.accepted_ms:  # the server was restored, and the run ended again
+                await self._delete(other)
         return info
 
     async def open(self, run: str) -> tuple[RunInfo, AsyncGenerator[bytes]]:

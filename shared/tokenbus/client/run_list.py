@@ -160,7 +160,12 @@ class RunLister:
                 places = [place for place in looked_at if self._may_pass(place)]
                 found: list[RunInfo | None] = list(await read_runs(client, keys, [place.run for place in places]))
         if self._archive:
-            found = [info or self._archive.infos.get(place) for place, info in zip(places, found, strict=True)]
+            archived = [self._archive.infos.get(place) for place in places]
+            # A server that was restored may have a run that is open there, and ended in the archive.
+            found = [
+                None if there and info and info.at_ms != place.at_ms else info or there
+                for place, info, there in zip(places, found, archived, strict=True)
+            ]
             self._archive.used(looked_at)
         if looked_at:
             self.position = looked_at[-1]
