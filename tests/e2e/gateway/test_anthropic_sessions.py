@@ -295,6 +295,36 @@ def test_an_interrupt_ends_the_run_and_what_was_said_meanwhile_is_answered(clien
         assert until_idle(stream)[-1].type == "session.deleted"
 
 
+def test_an_archived_session_is_read_and_not_written(client: anthropic.Anthropic) -> None:
+    session = session_of(client, "anthropic/slow")
+    sessions = client.beta.sessions
+    with sessions.events.stream(session.id) as stream:
+        sessions.events.send(session.id, events=[SAID])
+        next(event for event in stream if event.type == "session.status_running")
+        with pytest.raises(anthropic.BadRequestError, match="running"):
+            sessions.archive(session.id)
+        sessions.events.send(session.id, events=[{"type": "user.interrupt"}])
+        until_idle(stream)
+    archived = sessions.archive(session.id)
+    assert archived.archived_at is not None
+    assert sessions.archive(session.id).archived_at == sessions.retrieve(session.id).archived_at == archived.archived_at
+    assert [event.type for event in sessions.events.list(session.id)][:1] == ["user.message"]
+    with pytest.raises(anthropic.BadRequestError, match="archived"):
+        sessions.events.send(session.id, events=[SAID])
+    with pytest.raises(anthropic.BadRequestError, match="archived"):
+        sessions.update(session.id, title="Another")
+    assert session.id not in [each.id for each in sessions.list()]
+    assert session.id in [each.id for each in sessions.list(include_archived=True)]
+    agents = client.beta.agents
+    assert agents.archive(session.agent.id).archived_at is not None
+    assert session.agent.id not in [each.id for each in agents.list()]
+    with pytest.raises(anthropic.BadRequestError, match="archived"):
+        sessions.create(agent=session.agent.id, environment_id=session.environment_id)
+    sessions.delete(session.id)
+    with pytest.raises(anthropic.NotFoundError):
+        sessions.retrieve(session.id)
+
+
 def test_a_failure_is_an_error_of_the_session(client: anthropic.Anthropic) -> None:
     session = client.beta.sessions.create(agent="anthropic/fails", environment_id="env_x")
     with client.beta.sessions.events.stream(session.id) as stream:

@@ -63,6 +63,7 @@ def routes(gateway: Gateway) -> list[BaseRoute]:
         ("/agents", api.make_agent, "POST"),
         ("/agents", api.agents, "GET"),
         ("/agents/{id}", api.agent, "GET"),
+        ("/agents/{id}/archive", api.archive_agent, "POST"),
         ("/environments", api.make_environment, "POST"),
         ("/environments/{id}", api.environment, "GET"),
         ("/sessions", api.make, "POST"),
@@ -70,6 +71,7 @@ def routes(gateway: Gateway) -> list[BaseRoute]:
         ("/sessions/{id}", api.one, "GET"),
         ("/sessions/{id}", api.change, "POST"),
         ("/sessions/{id}", api.delete, "DELETE"),
+        ("/sessions/{id}/archive", api.archive, "POST"),
         ("/sessions/{id}/events", api.send, "POST"),
         ("/sessions/{id}/events", api.events, "GET"),
         ("/sessions/{id}/events/stream", api.stream, "GET"),
@@ -102,6 +104,20 @@ class _Sessions:
         """One of them."""
         caller = await self._gateway.caller(request, self.surface)
         return _json(await self._agent(caller, request.path_params["id"]))
+
+    async def archive_agent(self, request: Request) -> Response:
+        """No session begins with it any more."""
+        caller = await self._gateway.caller(request, self.surface)
+        agent = request.path_params["id"]
+        await self._archive(caller, agent, await self._config_of_agent(caller, agent))
+        return _json(await self._agent(caller, agent))
+
+    async def _archive(self, caller: Caller, name: str, config: Configure) -> None:
+        note = sessions.note_of(config)
+        if note.archived_ms is None:
+            now = self._gateway.runs.deployment.server.clock.now_ms()
+            archived = sessions.noted(config, msgspec.structs.replace(note, archived_ms=now))
+            await self._door.append(caller, self.surface.name, name, archived)
 
     async def agents(self, request: Request) -> Response:
         """Those of the tenant."""
@@ -173,6 +189,8 @@ class _Sessions:
         if not agent.startswith(sessions.AGENT):
             return sessions.model_agent(asked, caller.rules, agent)
         config = await self._config_of_agent(caller, agent)
+        if sessions.note_of(config).archived_ms is not None:
+            raise invalid("agent", "it is archived")
         if version not in (None, sessions.note_of(config).agent.version):
             raise invalid("agent.version", "there is no such version of this agent")
         return config
@@ -190,9 +208,26 @@ class _Sessions:
         """Another title, or other metadata."""
         caller, _, body = await self._posted(request)
         name = request.path_params["id"]
-        config = sessions.changed(await self._door.configuration(caller, name), body)
+        config = sessions.changed(await self._open(caller, name), body)
         await self._door.append(caller, self.surface.name, name, config)
         return _json(await self._session(caller, name))
+
+    async def archive(self, request: Request) -> Response:
+        """Let nobody write to it any more."""
+        caller = await self._gateway.caller(request, self.surface)
+        name = request.path_params["id"]
+        config = await self._door.configuration(caller, name)
+        if (await self._door.info(caller, name)).run:
+            raise invalid("session", "it is running: interrupt it, or wait until it is idle")
+        await self._archive(caller, name, config)
+        return _json(await self._session(caller, name))
+
+    async def _open(self, caller: Caller, name: str) -> Configure:
+        """The configuration of a session that may be written to. Raises Refusal."""
+        config = await self._door.configuration(caller, name)
+        if sessions.note_of(config).archived_ms is not None:
+            raise invalid("session", "it is archived, and can only be read")
+        return config
 
     async def delete(self, request: Request) -> Response:
         """Remove it with its runs."""
@@ -211,10 +246,13 @@ class _Sessions:
     async def _listed(self, request: Request, kind: str) -> Response:
         caller = await self._gateway.caller(request, self.surface)
         for name in request.query_params:
-            if name not in ("limit", "page"):
-                raise invalid(name, "is not supported here; supported: limit, page")
+            if name not in ("limit", "page", "include_archived"):
+                raise invalid(name, "is not supported here; supported: limit, page, include_archived")
         limit = limit_in(request.query_params.get("limit"))
         wanted = session_filter(tenant=caller.tenant or None, metadata={sessions.KIND: kind})
+        archived = request.query_params.get("include_archived", "false")
+        if archived not in ("true", "false"):
+            raise invalid("include_archived", "must be true or false")
         after = position_in(request.query_params.get("page"))
         found: list[Json] = []
         pages, more = 0, None
@@ -226,7 +264,8 @@ class _Sessions:
                 else:
                     config = await self._door.configuration(caller, info.session)
                     show = sessions.agent_shown if kind == "agent" else sessions.session_shown
-                    found.append(show(info, config))
+                    if archived == "true" or sessions.note_of(config).archived_ms is None:
+                        found.append(show(info, config))
                 if len(found) == limit or pages == MOST_READS:
                     more = position_text(place)
                     break
@@ -242,6 +281,7 @@ class _Sessions:
         if not 0 < len(given) <= MOST_SENT:
             raise invalid("events", f"must be a list of 1 to {MOST_SENT} events")
         key, name = asked.headers.get(idempotency.HEADER), request.path_params["id"]
+        await self._open(caller, name)
         of_key = idempotency.run_of(caller.tenant, key, f"events of {name}") if key else None
         headers: dict[str, str] = {}
         sent: list[Json] = []
@@ -254,7 +294,7 @@ class _Sessions:
             receipt, headers_of_it = await self._door.append(caller, self.surface.name, name, item, append=event)
             headers |= headers_of_it
             if receipt.fate.state == "returned" and receipt.fate.reason != "nothing_open":
-                raise _returned(f"events[{n}]", str(receipt.fate.reason))
+                raise _returned(f"events[{n}]", str(receipt.fate.reason), receipt.fate.problem)
             sent += sessions.sent_shown(item, event)
         return _json({"data": sent}, headers)
 
@@ -478,7 +518,9 @@ def _not_found(what: str, name: str) -> Refusal:
     return Refusal(Problem(status=404, code=f"{what}_not_found", message=why, kind="not_found"))
 
 
-def _returned(param: str, reason: str) -> Refusal:
+def _returned(param: str, reason: str, problem: str | None) -> Refusal:
+    if reason == "rejected":
+        return Refusal(Problem(status=400, code=reason, message=problem or "", kind="invalid_request", param=param))
     full = reason == "queue_full"
     why = "too many messages of this session wait" if full else f"it was returned: {reason}"
     kind = "rate_limit" if full else "invalid_request"

@@ -101,6 +101,8 @@ class Note(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     title: str | None = None
     client: dict[str, str] = {}
     """The session's metadata."""
+    archived_ms: int | None = None
+    """When it was archived: from then on it can only be read."""
 
 
 # --- what clients ask for ---------------------------------------------------------------------------------------------
@@ -271,7 +273,7 @@ def agent_shown(info: SessionInfo, config: Configure) -> Json:
         "metadata": note.agent.metadata,
         "created_at": time_text(info.begun_ms),
         "updated_at": time_text(info.last_ms),
-        "archived_at": None,
+        "archived_at": None if note.archived_ms is None else time_text(note.archived_ms),
     }
 
 
@@ -288,7 +290,7 @@ def session_shown(info: SessionInfo, config: Configure, *, waits: bool = False) 
         "status": "running" if info.run and not waits else "idle",
         "created_at": time_text(info.begun_ms),
         "updated_at": time_text(info.last_ms),
-        "archived_at": None,
+        "archived_at": None if note.archived_ms is None else time_text(note.archived_ms),
         "budget": None,
         "deployment_id": None,
         "outcome_evaluations": [],
