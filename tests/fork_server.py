@@ -47,6 +47,9 @@ _LISTEN = "--listen="
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 T = TypeVar("T")
 
+APART: dict[int, int] = {}
+"""By id the servers of this process that are no children of it: what they took of the processors, 0 while they live."""
+
 
 class Start(msgspec.Struct, tag="start"):
     """Fork a process. The answer is its id."""
@@ -114,7 +117,9 @@ class ForkServer:
     """The server as its parent sees it. A context manager; at its end all that was forked is killed."""
 
     def __init__(self, *preload: str, at: str = "") -> None:
-        """``preload``: modules to import beside the services'. ``at``: the address of a `template` that forks it."""
+        """``preload``: modules to import beside the services'. ``at``: the address of a `template` that forks it; what
+        it starts imports them then.
+        """
         self._exit_codes: dict[int, int] = {}
         self._asked = 0
         self._lock = threading.Lock()
@@ -123,6 +128,7 @@ class ForkServer:
                 channel.connect(at)
                 self._input = self._output = self._channel = channel.makefile("rwb", buffering=0)
             self.pid = msgspec.convert(self._next_answer(at).value, int)
+            APART[self.pid] = 0
             return
         self._channel = subprocess.Popen(
             [sys.executable, "-m", "tests.fork_server", *preload],
@@ -175,6 +181,8 @@ class ForkServer:
         """Kill all that still run, and end the server. Exit codes stay known."""
         if not isinstance(self._channel, subprocess.Popen) or self._channel.poll() is None:
             self._exit_codes |= self._ask(Reap(kill=True), dict[int, int])
+        if self.pid in APART:
+            APART[self.pid] = ticks_of(Path("/proc", str(self.pid)))
         with suppress(BrokenPipeError), self._channel:  # closes the pipes, and waits for a process
             pass
 
@@ -196,10 +204,20 @@ class ForkServer:
         return msgspec.json.decode(line, type=Answer, strict=False)
 
 
+def ticks_of(process: Path) -> int:
+    """What a process, by its folder in /proc, and its children that ended took of the processors. Raises OSError."""
+    return sum(map(int, (process / "stat").read_text().rpartition(")")[2].split()[11:15]))
+
+
+def new_server(*preload: str) -> ForkServer:
+    """A server, forked by the `template` of this run of the suite if it has one."""
+    return ForkServer(*preload, at=os.environ.get("TESTS_FORK_SERVER", ""))
+
+
 @cache
 def shared() -> ForkServer:
     """The one of this process, for all its tests; started at the first call."""
-    server = ForkServer(at=os.environ.get("TESTS_FORK_SERVER", ""))
+    server = new_server()
     atexit.register(server.close)
     return server
 

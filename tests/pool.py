@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from tests import fork_server
+from tests.fork_server import APART, ticks_of
 
 _HZ = os.sysconf("SC_CLK_TCK")
 DEFAULT_WEIGHT = 4
@@ -96,14 +96,12 @@ class _Worker:
 
 
 def cpu_seconds() -> float:
-    """Of this process and its fork server, and of all that they ever started and that did not leave them."""
-    ticks, pids = 0, [os.getpid()]
-    if fork_server.shared.cache_info().currsize:
-        pids.append(fork_server.shared().pid)
+    """Of this process and its fork servers, and of all that they ever started and that did not leave them."""
+    ticks, pids = sum(APART.values()), [os.getpid(), *(pid for pid, ended in APART.items() if not ended)]
     while pids:
         at = Path("/proc", str(pids.pop()))
         with suppress(OSError):
-            ticks += sum(map(int, (at / "stat").read_text().rpartition(")")[2].split()[11:15]))
+            ticks += ticks_of(at)
             for children in at.glob("task/*/children"):
                 pids += map(int, children.read_text().split())
     return ticks / _HZ or sum(os.times()[:4])

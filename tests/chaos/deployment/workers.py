@@ -16,7 +16,7 @@ from tests.chaos.deployment import inside
 from tests.chaos.deployment.inside import END, FREEZE, REPORT
 from tests.chaos.record import Exit
 from tests.e2e.fleet import CHAINED, SEPARATE, Kind
-from tests.fork_server import Forked, ForkServer
+from tests.fork_server import Forked, ForkServer, new_server
 from tests.waiting import eventually
 
 FLEETS: tuple[tuple[Kind, ...], ...] = (SEPARATE, CHAINED, (*SEPARATE, *CHAINED))
@@ -128,7 +128,7 @@ class Workers:
 
     async def __aenter__(self) -> Self:
         self._directory.mkdir(parents=True, exist_ok=True)
-        self._server = ForkServer(inside.__name__)
+        self._server = new_server(inside.__name__)
         return self
 
     async def __aexit__(
