@@ -65,6 +65,7 @@ from tokenbus_services.intake.usable_fallbacks import meets
 from tokenbus_services.intake.waits import tool_waits
 from tokenbus_services.settings import RecordSettings, RunTool, Settings
 from tokenbus_services.telemetry import NO_TRACER, RunTracer, Span
+from tokenbus_services.telemetry.tracer import request_options
 
 
 class RunCreation:
@@ -193,6 +194,7 @@ class RunCreation:
             webhooks=tuple(dict.fromkeys([*request.webhooks, *self._told_of_every_run])),
             waits=tool_waits(request, self._settings),
             begins_runs=self._begins_runs(request),
+            options=request_options(request),
         )
         fields: list[scripts.Arg] = [REQUEST, msgspec.json.encode(request)]
         fields += [PROVIDER, request.provider, MODEL, request.model]

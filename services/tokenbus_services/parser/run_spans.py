@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 from tokenbus.core.request.bounds import MAX_NAME_CHARS, tenant_of
 from tokenbus.core.run.attempts import AttemptReport
 from tokenbus.core.run.state import RunState
 from tokenbus.events.public import BlockComplete, Incomplete, Restarted, Retrying, RunEnd, RunEvent, RunFailedEvent
+from tokenbus.providers import registry
 from tokenbus_services.pricing import token_counts
 from tokenbus_services.settings import Settings
+from tokenbus_services.settings.tables.providers import ProviderSettings
 from tokenbus_services.telemetry import RunTracer, Span
 from tokenbus_services.telemetry.trace_context import Value
-from tokenbus_services.telemetry.tracer import operation_of, provider_of, shown_json
+from tokenbus_services.telemetry.tracer import named_options, operation_of, provider_of, shown_json
 
 T = TypeVar("T")
 
@@ -30,6 +33,7 @@ class RunSpans:
     def __init__(self, tracer: RunTracer, settings: Settings) -> None:
         self._tracer = tracer
         self._apis = {name: provider.api for name, provider in settings.providers.items()}
+        self._servers = {name: _server(provider) for name, provider in settings.providers.items()}
         self._answers: dict[str, list[dict[str, object]]] = {}
         """By run, if content is wanted: the parts of the answer of the current attempt."""
         self._retries: dict[str, list[tuple[str, int]]] = {}
@@ -63,6 +67,8 @@ class RunSpans:
             events.append(("tokenbus.first_text", report.visible_ms))
         attributes: Mapping[str, Value | None] = {
             **about,
+            **named_options(state.accepted.options),
+            **self._servers.get(report.provider, {}),
             "gen_ai.response.id": report.response_id[:MAX_NAME_CHARS] or None,
             "gen_ai.response.finish_reasons": [report.finish] if report.finish else None,
             "gen_ai.response.time_to_first_chunk": _seconds(report.called_ms, report.answered_ms),
@@ -137,6 +143,13 @@ class RunSpans:
                 events=retries,
             ),
         )
+
+
+def _server(provider: ProviderSettings) -> dict[str, Value | None]:
+    """Where the settings say that the provider is."""
+    url = urlsplit(provider.base_url or registry.get(provider.api).default_base_url)
+    port = url.port or (443 if url.scheme == "https" else 80)
+    return {"server.address": url.hostname, "server.port": port} if url.hostname else {}
 
 
 def part_of(event: BlockComplete) -> dict[str, object] | None:

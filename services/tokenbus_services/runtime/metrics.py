@@ -17,6 +17,7 @@ from tokenbus.bus.liveness import rest
 from tokenbus.bus.server.retry import Defects
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.topology import INTAKE, QUEUES, RECORDER, WEBHOOKS, Queue
+from tokenbus.core.request.bounds import MAX_NAME_CHARS
 from tokenbus_services.runtime.deployment_snapshot import DeploymentReader, read_nodes
 from tokenbus_services.settings import Settings
 
@@ -128,21 +129,25 @@ class PartitionGauges:
             self._lag.labels(stage, p).set(lag_of(*reply))
 
 
-# Names that may be labels of metrics. Requests may bring any name, so only known ones are; the rest is `other`.
+# Names that may be labels of metrics. Requests may bring any name, so only known ones and few others are; the rest is
+# `other`.
 
 MAX_MODELS = 100
 """Maximum models of one provider that become labels besides those in the settings."""
+MAX_UNHEARD = 10
+"""The same for models that never answered."""
 
 
 class KnownModels:
     """Knows the providers and models of the settings, and learns models that answered.
 
-    A misspelt model never answers, so it never becomes a label.
+    A misspelt model never answers. So that whoever looks for it reads its name, the first few of these are labels, too.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._known: dict[str, set[str]] = {name: set() for name in settings.providers}
         self._learned = dict.fromkeys(settings.providers, 0)
+        self._unheard: dict[str, set[str]] = {name: set() for name in settings.providers}
         for name, provider in settings.providers.items():
             self._known[name].update(provider.model_aliases.values())
         for name, rates in settings.limits.providers.items():
@@ -161,11 +166,21 @@ class KnownModels:
         if known is None:
             return OTHER, OTHER
         if model not in known:
-            if not ok or self._learned[provider] >= MAX_MODELS:
+            if not ok:
+                return provider, self._of_unheard(provider, model)
+            if self._learned[provider] >= MAX_MODELS:
                 return provider, OTHER
             self._learned[provider] += 1
             known.add(model)
         return provider, model
+
+    def _of_unheard(self, provider: str, model: str) -> str:
+        unheard = self._unheard[provider]
+        if model not in unheard:
+            if len(unheard) >= MAX_UNHEARD or len(model) > MAX_NAME_CHARS:
+                return OTHER
+            unheard.add(model)
+        return model
 
 
 def known_tenants(settings: Settings) -> frozenset[str]:

@@ -224,17 +224,24 @@ def operation_of(api: str) -> str:
     return "generate_content" if api in ("gemini", "openai-images") else "chat"
 
 
+OPTIONS = ("max_tokens", "temperature", "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty")
+
+
+def request_options(request: Generate) -> dict[str, int | float]:
+    """The options of a request that spans name, as far as it sets them."""
+    return {name: value for name in OPTIONS if (value := getattr(request, name)) is not None}
+
+
+def named_options(options: Mapping[str, int | float]) -> dict[str, Value | None]:
+    """Options by the conventions' names."""
+    return {f"gen_ai.request.{name}": value for name, value in options.items()}
+
+
 def request_attributes(request: Generate, *, content: bool, history: Sequence[Message] = ()) -> dict[str, Value | None]:
     attributes: dict[str, Value | None] = {
         "gen_ai.request.model": request.model,
         "gen_ai.request.stream": request.stream,
-        "gen_ai.request.max_tokens": request.max_tokens,
-        "gen_ai.request.temperature": request.temperature,
-        "gen_ai.request.top_p": request.top_p,
-        "gen_ai.request.top_k": request.top_k,
-        "gen_ai.request.seed": request.seed,
-        "gen_ai.request.frequency_penalty": request.frequency_penalty,
-        "gen_ai.request.presence_penalty": request.presence_penalty,
+        **named_options(request_options(request)),
     }
     if content:
         attributes["gen_ai.input.messages"] = shown_json([*request.messages, *history])

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+_SHORT = 5
+"""Letters."""
+
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name closest to ``name``, one with two neighbouring letters swapped first; None if none is close."""
@@ -12,8 +15,19 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     lower = {candidate.lower(): candidate for candidate in known}
     typed = name.lower()[:100]
     found = [typed[:at] + typed[at + 1] + typed[at] + typed[at + 2 :] for at in range(len(typed) - 1)]
-    found = [swapped for swapped in found if swapped in lower] or get_close_matches(typed, lower, n=1)
+    found = [swapped for swapped in found if swapped in lower]
+    found = found or [like for like in get_close_matches(typed, lower, n=1) if _is_typo(typed, like)]
     return lower[found[0]] if found else None
+
+
+def _is_typo(typed: str, meant: str) -> bool:
+    """Whether a name this short was misspelt: it begins alike, or lacks a letter, or has one more. `nope` and `open`
+    share three letters of four, and nobody who types one means the other.
+    """
+    if len(typed) > _SHORT or typed[:1] == meant[:1]:
+        return True
+    shorter, longer = sorted((typed, meant), key=len)
+    return any(longer[:at] + longer[at + 1 :] == shorter for at in range(len(longer)))
 
 
 def unknown_name(name: object, known: Iterable[str]) -> str:

@@ -146,6 +146,8 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="
     """The tools whose calls begin child runs, and the time in ms that one may take."""
     archive: bool = False
     """The recorder is told of the run's end, to archive its log."""
+    options: dict[str, int | float] = {}
+    """Options of the request that are numbers, as spans name them: ``temperature`` and so on."""
 
 
 # What fetchers write to `raw`: the provider's bytes as they were read, and what happened to the call.

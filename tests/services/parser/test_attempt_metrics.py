@@ -15,7 +15,7 @@ from tokenbus.events.frames import Accepted, RunLimits
 from tokenbus.events.public import Completed, Timing
 from tokenbus.events.usage import Usage
 from tokenbus_services.parser.metrics import AttemptMetrics
-from tokenbus_services.runtime.metrics import MAX_MODELS, KnownModels
+from tokenbus_services.runtime.metrics import MAX_MODELS, MAX_UNHEARD, KnownModels
 from tokenbus_services.settings import DEFAULT_PROVIDERS, GatewaySettings, LimitSettings, RateSettings, Settings
 from tokenbus_services.settings.tables.gateway import PriceSettings
 
@@ -109,9 +109,14 @@ def test_no_tenant_is_a_label_if_the_settings_name_none() -> None:
     assert counted.value("tenant_tokens_total", tenant="acme", kind="input") is None
 
 
-def test_a_model_that_never_answered_is_no_label() -> None:
+def test_models_that_never_answered_are_named_and_few_of_them_are_labels() -> None:
     known = KnownModels(SETTINGS)
-    assert known.label("openai-chat", "gtp", ok=False) == ("openai-chat", "other")
+    assert known.label("openai-chat", "gtp", ok=False) == ("openai-chat", "gtp")
+    labels = {known.label("openai-chat", f"gtp-{i}", ok=False) for i in range(MAX_UNHEARD + 50)}
+    assert len(labels) == MAX_UNHEARD
+    assert known.label("openai-chat", "another", ok=False) == ("openai-chat", "other")
+    assert known.label("openai-chat", "gtp", ok=False) == ("openai-chat", "gtp")
+    assert KnownModels(SETTINGS).label("openai-chat", "x" * 10_000, ok=False) == ("openai-chat", "other")
     assert known.label("openai-chat", "gpt", ok=True) == ("openai-chat", "gpt")
     assert known.label("openai-chat", "gpt", ok=False) == ("openai-chat", "gpt")
     assert known.label("gone", "gpt", ok=True) == ("other", "other")

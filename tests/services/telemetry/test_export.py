@@ -21,16 +21,28 @@ from tokenbus.errors import SettingsError
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import Accepted, RunLimits
 from tokenbus.events.public import BlockComplete, Completed, Timing
+from tokenbus.events.requests import Generate
 from tokenbus.events.usage import Usage
 from tokenbus_services.parser.run_spans import RunSpans
 from tokenbus_services.settings import DEFAULT_PROVIDERS, OtelSettings, ProviderSettings, Settings
 from tokenbus_services.telemetry import RunTracer, Span, open_tracer, run_trace
-from tokenbus_services.telemetry.tracer import is_enabled, ratio_of
+from tokenbus_services.telemetry.tracer import is_enabled, ratio_of, request_options
 
-PROVIDERS = {**DEFAULT_PROVIDERS, "groq": ProviderSettings(api="openai-chat")}
+PROVIDERS = {
+    **DEFAULT_PROVIDERS,
+    "groq": ProviderSettings(api="openai-chat", base_url="https://api.groq.example/openai"),
+}
 STATE = RunState(
     "r1",
-    Accepted(provider="groq", model="llama", on_failure="fail", max_tool_depth=0, rules=RunLimits(), tools=[]),
+    Accepted(
+        provider="groq",
+        model="llama",
+        on_failure="fail",
+        max_tool_depth=0,
+        rules=RunLimits(),
+        tools=[],
+        options=request_options(Generate(provider="groq", model="llama", messages=[], temperature=0.5, top_k=7)),
+    ),
     1_000_000,
     BlockTable(0, 1, 100, 0),
 )
@@ -92,6 +104,10 @@ async def test_an_attempt_has_the_names_of_the_gen_ai_conventions(received: Coll
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "groq",
         "gen_ai.request.model": "llama",
+        "gen_ai.request.temperature": 0.5,
+        "gen_ai.request.top_k": 7,
+        "server.address": "api.groq.example",
+        "server.port": 443,
         "gen_ai.response.model": "llama-3",
         "gen_ai.response.id": "resp-1",
         "gen_ai.response.finish_reasons": ["stop"],

@@ -15,6 +15,12 @@ def test_a_misspelt_name_gets_the_name_it_was_meant_to_be() -> None:
 
 def test_a_name_like_no_other_gets_none() -> None:
     assert nearest("zzz", FIELDS) is None
+    assert nearest("nope", ["queued", "open", "failed"]) is None
+
+
+def test_a_short_name_may_lack_its_first_letter_or_have_one_more() -> None:
+    assert nearest("odel", FIELDS) == "model"
+    assert nearest("xopen", ["open", "ended"]) == "open"
 
 
 def test_the_problem_names_the_close_one_or_all() -> None:

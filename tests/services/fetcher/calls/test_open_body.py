@@ -118,7 +118,7 @@ async def test_a_provider_that_answers_200_and_nothing_more_is_in_the_log_long_b
     options = CallOptions(silent=silent, called_ms=1)
 
     def now_silent() -> float | None:
-        return registry.get_sample_value("tokenbus_attempts_silent", {"provider": "p", "model": "other"})
+        return registry.get_sample_value("tokenbus_attempts_silent", {"provider": "p", "model": "m"})
 
     with capture_logs() as lines:
         async with (
