@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import threading
 from collections.abc import Callable, Generator, Iterator
@@ -14,6 +15,7 @@ import msgspec
 import pytest
 import redis
 
+from tests.e2e.gateway.served import gateway_routes
 from tests.waiting import eventually_sync
 from tokenbus.testing import LocalBus
 from tokenbus_services.console.routes.stream import MAX_PAGES
@@ -191,6 +193,20 @@ def test_nothing_is_done_without_the_pages_token_or_for_another_site(bus: LocalB
     assert state_of(ada, run) not in ("cancelled", "failed")
     assert ada.post(f"/runs/{run}/cancel").status_code == 202
     eventually_sync(lambda: state_of(ada, run) == "cancelled")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [each for each in gateway_routes(console=True) if each[0] != "GET" and "/console/api" in each[1]],
+)
+def test_each_change_wants_the_pages_token_and_comes_from_no_other_site(
+    person: Console, method: str, path: str
+) -> None:
+    viewer = person(CAT if "waiting" in path else OPS)
+    path = re.sub(r"\{[^}]*\}", "1-1", path.removeprefix("/console/api"))
+    for headers, code in (({}, "csrf"), ({"x-console-csrf": viewer.csrf, "origin": "https://a.example"}, "cross_site")):
+        answer = viewer.http.request(method, path, json={}, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, code), answer.text
 
 
 def test_what_runs_wait_for_is_decided_by_a_viewer_with_that_role_and_tenant_alone(
