@@ -44,6 +44,7 @@ from tokenbus_services.gateway.routes.native import live_lines
 from tokenbus_services.gateway.routes.routing import HeaderRoute
 from tokenbus_services.gateway.routes.run_list import MOST_READS, limit_in, position_in, position_text
 from tokenbus_services.gateway.surfaces.anthropic_messages import AnthropicMessagesSurface, sessions
+from tokenbus_services.gateway.surfaces.anthropic_messages.session_events import PREVIEWS, SessionEvents
 from tokenbus_services.gateway.surfaces.contract import GatewayRequest, GivenAnswer, encode_line
 from tokenbus_services.gateway.surfaces.errors import anthropic_error
 from tokenbus_services.gateway.surfaces.fields import Fields, Json, is_whole, json_body
@@ -380,7 +381,7 @@ class _Sessions:
             raise invalid("limit" if is_whole(page) else "page", "is no page of events")
         name, first, count = request.path_params["id"], int(page), int(limit)
         own_tools = sessions.has_own_tools(await self._door.configuration(caller, name))
-        fold = sessions.SessionEvents((await self._door.info(caller, name)).begun_ms, own_tools=own_tools)
+        fold = SessionEvents((await self._door.info(caller, name)).begun_ms, own_tools=own_tools)
         found: list[Json] = []
         whole = True
         steps = await self._door.follow(caller, name, after=None, live=False)
@@ -402,15 +403,13 @@ class _Sessions:
         caller = await self._gateway.caller(request, self.surface)
         name, previews = request.path_params["id"], request.query_params.getlist("event_deltas[]")
         for kind in previews:
-            if kind not in sessions.PREVIEWS:
-                raise invalid(
-                    "event_deltas", f"{kind[:100]!r} has no previews; supported: {', '.join(sessions.PREVIEWS)}"
-                )
+            if kind not in PREVIEWS:
+                raise invalid("event_deltas", f"{kind[:100]!r} has no previews; supported: {', '.join(PREVIEWS)}")
         info = await self._door.info(caller, name)
         now = await self._door.now(caller, name)
         steps = await self._door.follow(caller, name, after=now, live=True)
         own_tools = sessions.has_own_tools(await self._door.configuration(caller, name))
-        fold = sessions.SessionEvents(info.last_ms, own_tools=own_tools, previews=frozenset(previews))
+        fold = SessionEvents(info.last_ms, own_tools=own_tools, previews=frozenset(previews))
         for event in await self._gateway.runs.stored(info.run) if info.run else ():
             if event.seq <= now.run_seq:  # what was told before: later events name its calls
                 fold.feed(event)
@@ -433,7 +432,7 @@ class _Sessions:
         )
         return asgi.EventStream(lines, broken=_broken, send_timeout_s=times.send_timeout_s)
 
-    async def _parked(self, fold: sessions.SessionEvents) -> list[Json]:
+    async def _parked(self, fold: SessionEvents) -> list[Json]:
         """What the session tells of a run that does nothing but wait."""
         run = fold.open_run
         return fold.parked(await self._gateway.runs.waits.of_run(run)) if run else []
