@@ -34,6 +34,14 @@ call = "tokenbus_services.mock_provider.demo:weather"
 
 
 @pytest.fixture(scope="module")
+def archiving() -> Generator[LocalBus]:
+    """A bus that keeps ended runs for seconds, and archives and records them."""
+    with LocalBus(f"{SHORT}[archive]\n") as running:
+        script(running)
+        yield running
+
+
+@pytest.fixture(scope="module")
 def forgetful() -> Generator[LocalBus]:
     """A bus that keeps ended runs for seconds, and records of them."""
     with LocalBus(SHORT) as running:
@@ -96,6 +104,28 @@ async def test_a_run_that_the_server_has_no_more_is_listed_found_and_shown_from_
         await expect(page.locator(".end")).to_contain_text("completed")
         await page.get_by_role("slider").fill("12")
         await expect(page.locator(".k-text .model-text")).not_to_have_text(WORDS)
+
+
+async def test_an_archived_run_is_listed_once_found_by_its_answer_and_metadata_and_shown(
+    chromium: Any, archiving: LocalBus
+) -> None:
+    run = await asyncio.to_thread(ended, archiving, "speaks", metadata={"ticket": "T-55"})
+
+    def gone() -> bool:
+        with archiving.sync_client() as client:
+            return run not in client.describe([run])
+
+    await eventually(lambda: asyncio.to_thread(gone))
+    async with page_of(chromium) as page:
+        await see(page, archiving, "#view=history")
+        await expect(row(page, run)).to_have_count(1)
+        await expect(page.get_by_role("button", name="Look further back")).to_have_count(0)
+        await page.get_by_placeholder("Metadata, as name=value").fill("ticket=T-56")
+        await expect(row(page, run)).to_have_count(0)
+        await see(page, archiving, "#view=history&words=word59&metadata=ticket%3DT-55")
+        await expect(row(page, run)).to_contain_text("completed")
+        await row(page, run).locator("a").click()
+        await expect(page.locator(".k-text .model-text")).to_have_text(WORDS)
 
 
 async def test_axe_finds_nothing_in_history_and_pairs_and_a_phone_needs_no_scrolling_sideways(

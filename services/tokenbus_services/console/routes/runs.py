@@ -68,7 +68,13 @@ class _RunRoutes:
         self._runs = desk.gateway.runs
         self._turns = TurnQueue(self._runs.server, self._runs.keys)
         self._recorded = RecordedRuns(self._runs.server, self._runs.keys, desk.gateway.blobs)
-        self._history = History(self._runs.server, self._runs.deployment, self._recorded, costs)
+        self._history = History(
+            self._runs.server,
+            self._runs.deployment,
+            archived=self._runs.archived,
+            recorded=self._recorded,
+            costs=costs,
+        )
 
     async def history(self, request: Request, viewer: Viewer) -> Response:
         """A page of all runs that match, the newest first, however long ago they ended."""

@@ -1,5 +1,5 @@
 """Finds runs by what was asked, what was answered and who they were for: all that the bus lists, the newest first, and
-then those that only their records tell.
+then those that only their records tell. Runs of the archive are listed at their places.
 
 The index has none of that, so each candidate's request, and the end of its log for words, are read: some hundred runs
 for one answer, and the rest with the next.
@@ -7,7 +7,7 @@ for one answer, and the rest with the next.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, cast
 
@@ -21,11 +21,12 @@ from tokenbus.client.decode import public_event
 from tokenbus.client.deployment import Deployment
 from tokenbus.client.run_list import RunFilter, RunLister, StateFilter, run_filter
 from tokenbus.errors import Malformed
-from tokenbus.events.public import BlockComplete, PublicEvent, RunEnd
+from tokenbus.events.public import BlockComplete, PublicEvent, RunEnd, Started
 from tokenbus.events.run_info import RunInfo
 from tokenbus_services.console.access.session import Viewer
 from tokenbus_services.console.runs.recorded import RecordedRun, RecordedRuns
 from tokenbus_services.console.runs.run_view import Costs, usage_shown
+from tokenbus_services.gateway.archived_runs import ArchivedRuns
 from tokenbus_services.gateway.problem import invalid
 from tokenbus_services.gateway.routes.run_list import MOST_READS, position_in, position_text
 
@@ -34,6 +35,8 @@ MOST_SEARCHED = 500
 """Runs whose content is looked at for one answer."""
 MOST_RECORDS = 100
 """Records that are read for one answer."""
+MOST_ARCHIVED_EVENTS = 10_000
+"""Of an archived run that are searched for words."""
 AT_ONCE = 16
 MOST_REQUEST_BYTES = 256 * 1024
 """A longer request is neither searched nor shown in the list."""
@@ -153,8 +156,17 @@ class _Content(msgspec.Struct):
 class History:
     """Reads pages of the history."""
 
-    def __init__(self, server: Server, deployment: Deployment, recorded: RecordedRuns, costs: Costs) -> None:
+    def __init__(
+        self,
+        server: Server,
+        deployment: Deployment,
+        *,
+        archived: ArchivedRuns,
+        recorded: RecordedRuns,
+        costs: Costs,
+    ) -> None:
         self._server = server
+        self._archived = archived
         self._recorded = recorded
         self._deployment = deployment
         self._costs = costs
@@ -176,7 +188,7 @@ class History:
 
     async def _listed(self, query: HistoryQuery, place: Position | None, rows: list[HistoryRow]) -> HistoryPage | None:
         """Fill ``rows`` with what the bus lists; None at its end."""
-        lister = RunLister(self._deployment, query.listed, after=place)
+        lister = RunLister(self._deployment, query.listed, after=place, archived=True)
         looked_at = 0
         for _ in range(MOST_READS):
             candidates = await lister.next()
@@ -209,6 +221,8 @@ class History:
                     break
                 place = at
                 looked_at += 1
+                if await self._archived.info(recorded.info.run):
+                    continue  # listed at its place
                 info = recorded.info
                 content = _content_of(recorded, words=bool(query.words))
                 if query.listed.wants(info) and query.wants(info) and query.is_early(info) and _passes(query, content):
@@ -241,7 +255,29 @@ class History:
             for run in small:
                 pipe.hget(keys.run(run), REQUEST)
             asked = dict(zip(small, await pipe.execute() if small else [], strict=True))
-        return [_content(run, asked.get(run), log, words=words) for run, log in zip(runs, replies[1::2], strict=True)]
+        found = [_content(run, asked.get(run), log, words=words) for run, log in zip(runs, replies[1::2], strict=True)]
+        gone = [
+            at for at, (size, log) in enumerate(zip(replies[0::2], replies[1::2], strict=True)) if not (size or log)
+        ]
+        for at in gone:
+            found[at] = await self._of_archive(runs[at], words=words)
+        return found
+
+    async def _of_archive(self, run: str, *, words: bool) -> _Content:
+        """What the archive has of a run: its log, and no request."""
+        if words:
+            events = [event async for event in _first(self._archived.events(run))]
+        else:
+            events = [
+                event
+                for event in (await self._archived.first_event(run), await self._archived.last_event(run))
+                if event
+            ]
+        first, last = (events[0], events[-1]) if events else (None, None)
+        request = _Asked(metadata=first.metadata if isinstance(first, Started) else None)
+        return _Content(
+            request, last if isinstance(last, RunEnd) else None, _searched(request, events) if words else ""
+        )
 
     def _row(self, info: RunInfo, content: _Content, *, content_shown: bool) -> HistoryRow:
         end = content.end
@@ -253,6 +289,17 @@ class History:
             begins=_begins(content.asked) if content_shown else None,
             metadata=content.asked.metadata if content_shown else None,
         )
+
+
+async def _first(events: AsyncGenerator[PublicEvent]) -> AsyncGenerator[PublicEvent]:
+    """The events, but of a very long log only its beginning."""
+    async with aclosing(events):
+        left = MOST_ARCHIVED_EVENTS
+        async for event in events:
+            yield event
+            left -= 1
+            if not left:
+                return
 
 
 def _passes(query: HistoryQuery, content: _Content) -> bool:
