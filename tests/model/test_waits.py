@@ -46,15 +46,29 @@ from tokenbus_services.process.embedded_server import EmbeddedServer
 
 KEYS = Keys("waits", 1)
 RUNS = ("a", "b")
-CALLS = (("0.0", "f", '{"n":1}'), ("1.0", "g", '{"n":2}'), ("2.0", "h", '{"n":3}'), ("3.0", "k", '{"n":4}'))
+CALLS = (
+    ("0.0", "f", '{"n":1}'),
+    ("1.0", "g", '{"n":2}'),
+    ("2.0", "h", '{"n":3}'),
+    ("3.0", "k", '{"n":4}'),
+    ("4.0", "hosted", "{}"),
+)
 """The calls of a run's turn, each with its wait."""
 KINDS: dict[str, tuple[WaitKind, tuple[Verdict, ...]]] = {
     "0.0": ("approval", ("allow", "deny")),
     "1.0": ("tool_result", ("result", "result")),
     "2.0": ("answer", ("accept", "decline")),
     "3.0": ("answer", ("accept", "decline")),
+    "4.0": ("approval", ("allow", "deny")),
 }
 """By wait: what it is, and how it may be decided."""
+HOSTED = "4.0"
+"""The wait of a call that its provider runs."""
+ASKED = (
+    n.ItemStart(4, "api.request", "hosted", "c4.0"),
+    n.ApprovalAsked(4, "c4.0", "hosted", "{}", "s", "api.response", allow='{"approve":true}', deny='{"approve":false}'),
+    n.BlockStop(4),
+)
 HELD = "3.0"
 """The wait of a call that waits in its worker."""
 EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "30"))
@@ -113,8 +127,10 @@ class Waits(RuleBasedStateMachine):
                 fields=["request", b"{}"],
             )
         )
-        calls = [call(int(wait[0]), f"c{wait[0]}", name, arguments) for wait, name, arguments in CALLS]
-        said = [*(event for each in calls for event in each), n.Done("tool_use")]
+        calls = [
+            call(int(wait[0]), f"c{wait[0]}", name, arguments) for wait, name, arguments in CALLS if wait != HOSTED
+        ]
+        said = [*(event for each in calls for event in each), *ASKED, n.Done("tool_use")]
         self.wire.redis.xadd(KEYS.topic(0, "events"), {run: encode(EventFrame(0, 1, 2, said))})
 
     # --- who decides ------------------------------------------------------------------------------------------------
@@ -282,6 +298,13 @@ class Waits(RuleBasedStateMachine):
                 assert [[given.decision for given in work.answers] for work in ran] == (
                     [[fate.decision]] if fate else []
                 )
+            if wait == HOSTED and ended is False:
+                told_provider = [
+                    e
+                    for e in log
+                    if e.__struct_config__.tag == "block_complete" and getattr(e, "item", "") == "api.response"
+                ]
+                assert len(told_provider) <= (fate is not None), "its provider is told once, and only what was decided"
             if fate is None:
                 assert (resumed, ran) == ([], [])
                 assert not asked or ended == (wait not in open_waits)
@@ -291,7 +314,9 @@ class Waits(RuleBasedStateMachine):
                 raise AssertionError("it was decided, and nothing came of it")
             assert [(e.decision, e.decision_id) for e in resumed] == [(fate.decision, fate.id)]  # type: ignore[attr-defined]
             again = fate.decision == "allow" or (what == "answer" and wait != HELD)
-            assert len(ran) == again, "it ran once after an allow or an answer, and never after a denial"
+            assert len(ran) == (again and wait != HOSTED), (
+                "it ran once after an allow or an answer, and never after a denial"
+            )
 
 
 @pytest.fixture(scope="module")

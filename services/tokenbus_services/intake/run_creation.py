@@ -90,6 +90,7 @@ class RunCreation:
             run_bytes=limits.run_bytes,
             child_runs=limits.child_runs,
             child_depth=limits.child_depth,
+            hosted_approval_ms=round(limits.hosted_approval_timeout_s * 1000),
         )
 
     def accept(

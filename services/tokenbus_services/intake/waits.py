@@ -123,7 +123,10 @@ def _decided(sent: WaitDecision, info: WaitInfo) -> WaitDecided:
                 if sent.decision == "deny":
                     raise RequestInvalid("arguments", "a denied call runs with none")
                 if schema is None:
-                    raise RequestInvalid("arguments", "the input of this tool is free text, which nobody can change")
+                    raise RequestInvalid(
+                        "arguments",
+                        "nobody can change the input of this call: it is free text, or its provider runs it",
+                    )
                 _check("arguments", sent.arguments, schema)
                 arguments = msgspec.json.encode(sent.arguments).decode()
             reason = sent.reason or ""

@@ -7,7 +7,11 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from tokenbus.events.waits import MAX_TIMEOUT_S
+
 Seconds = Annotated[float, Meta(gt=0)]
+WaitSeconds = Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)]
+"""How long somebody may be waited for."""
 Count = Annotated[int, Meta(ge=1)]
 Bytes = Annotated[int, Meta(ge=1)]
 HttpUrl = Annotated[

@@ -42,6 +42,8 @@ class RunLimits(msgspec.Struct, frozen=True, array_like=True):
     """Maximum child runs that the run begins."""
     child_depth: int = 3
     """Maximum depth of a child run; 1: of a run that a client began, and no deeper."""
+    hosted_approval_ms: int = 86_400_000
+    """How long a call that its provider runs waits for a decision."""
 
 
 class TextReading(msgspec.Struct, frozen=True, array_like=True):

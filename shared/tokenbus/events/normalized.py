@@ -132,6 +132,24 @@ class ItemStart(_Normal, frozen=True, tag="item"):
     """The same for a tool and its result."""
 
 
+class ApprovalAsked(_Normal, frozen=True, tag="asks"):
+    """The item of this block is a call that the provider runs once somebody has allowed it, in the next turn."""
+
+    block: int
+    tool_id: str
+    name: str
+    arguments: str
+    """JSON, as the provider wrote it."""
+    server: str
+    """Whose tool it is, as the request named it."""
+    item: str
+    """The provider's type of the item that answers: ``<api>.<type>``."""
+    allow: str
+    """That item's JSON, if it may run."""
+    deny: str
+    """The same if it may not; a reason is added as ``reason``."""
+
+
 class ItemProgress(_Normal, frozen=True, tag="progress"):
     """The provider reports how far its tool is, before the item's block ends."""
 
@@ -255,6 +273,7 @@ Normalized = (
     | ToolCallDelta
     | ToolCallDone
     | ItemStart
+    | ApprovalAsked
     | ItemProgress
     | Opaque
     | Image

@@ -18,10 +18,11 @@ from tests.e2e.fleet import BASE_PATHS, PIPELINE, WITH_TOOLS, ended, fleet, prov
 from tests.e2e.media.test_media import with_store
 from tests.e2e.soundness import SOUND
 from tests.unit.providers.test_sdk_types import sdk_accepts
-from tokenbus import Client, Message
+from tokenbus import Client, Message, Waiting
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus.core.run.state_machine import MAX_PAUSES
+from tokenbus.errors import RequestInvalid
 from tokenbus_services.mock_provider import MockProvider, Picture, Reply, Script, ToolCall, Turn, Wire
 from tokenbus_services.mock_provider.request import ModelRequest
 from tokenbus_services.normalizer.image_offload import LARGE_CHARS
@@ -375,9 +376,9 @@ async def test_an_answer_that_stops_at_its_compaction_is_continued_from_it(
     assert bodies[1]["container"] == "container_1"
 
 
-@pytest.mark.parametrize("stream", [True, False])
-async def test_a_hosted_call_that_wants_an_approval_ends_the_run_and_the_answer_goes_back_with_it(
-    server: Server, server_url: str, keys: Keys, send: Send, stream: bool, deployed: Deploy
+@pytest.mark.parametrize(("allow", "stream"), [(True, True), (False, True), (True, False)])
+async def test_a_run_waits_for_leave_for_a_hosted_call_and_the_decision_goes_back_to_its_provider(
+    server: Server, server_url: str, keys: Keys, send: Send, allow: bool, stream: bool, deployed: Deploy
 ) -> None:
     asked = {"type": "mcp_approval_request", "id": "mcpr_1", "server_label": "s", "name": "del", "arguments": "{}"}
     call = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "weather", "arguments": "{}"}
@@ -391,21 +392,32 @@ async def test_a_hosted_call_that_wants_an_approval_ends_the_run_and_the_answer_
     sse = b"".join(b"data: %b\n\n" % json.dumps(event).encode() for event in events)
     says = Wire(stream=sse, body=json.dumps(whole).encode())
     async with (
-        deployed([Script(name="asks", turns=(Turn(says=says),), repeat_last=True)], WITH_TOOLS) as (provider, _),
+        deployed([Script(name="asks", turns=(Turn(says=says), Turn(says=Reply(text="done"))))], WITH_TOOLS) as (
+            provider,
+            _,
+        ),
         Client(server_url, prefix=keys.prefix) as bus,
     ):
         run = await send("asks", provider="openai-responses", stream=stream, tools=[WEATHER])
+        async for event in bus.follow(run, wait_s=30):
+            if isinstance(event, Waiting):
+                break
+        (info,) = [info async for info in bus.waiting(run=run)]
+        assert (info.what, info.tool_name, info.tool_id, info.text) == ("approval", "del", "mcpr_1", "MCP server: s")
+        with pytest.raises(RequestInvalid, match="nobody can change"):
+            await bus.approve(run, info.wait, arguments={"n": 1})
+        await (bus.approve(run, info.wait, by="ann") if allow else bus.deny(run, info.wait, "no", by="ann"))
         log: Any = (await ended(server.client, keys, [run]))[run]
-        answer = {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": True}
-        part = {"type": "extra", "name": answer["type"], "json": json.dumps(answer)}
-        messages = [{"role": "user", "content": "hello"}, *msgspec.to_builtins(await bus.messages(run))]
-        messages.append({"role": "user", "content": [part]})
-        again = await send("asks", provider="openai-responses", stream=stream, messages=messages)
-        await ended(server.client, keys, [again])
         bodies = [json.loads(exchange.http_request.body) for exchange in provider.requests]
-    assert (log[-1]["type"], log[-1]["finish"], log[-1]["finish_raw"]) == ("completed", "requires_action", "completed")
-    assert not [e for e in log if e.get("kind") == "tool_result"], "no tool ran while the call waits"
+        messages = msgspec.to_builtins(await bus.messages(run))
+        again = await send("asks", provider="openai-responses", messages=[{"role": "user", "content": "x"}, *messages])
+        await ended(server.client, keys, [again])
+        repeated = json.loads(provider.requests[-1].http_request.body)["input"]
+    assert (log[-1]["type"], log[-1]["finish"]) == ("completed", "stop")
     assert len(bodies) == 2
     items = bodies[1]["input"]
-    assert asked in items
-    assert answer in items
+    answer = {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": allow}
+    answer |= {} if allow else {"reason": "no"}
+    for sent in (items, repeated):
+        assert [item for item in sent if str(item.get("type")).startswith("mcp")] == [asked, answer]
+    assert {item["call_id"] for item in items if item.get("type") == "function_call_output"} == {"c1"}

@@ -34,6 +34,10 @@ GOLDEN: list[tuple[n.Normalized, list[Any]]] = [
     (n.ItemProgress(2, "searching"), ["progress", 2, "searching"]),
     (n.Extra("citation", "{}", 0), ["extra", "citation", "{}", 0]),
     (n.ItemStart(2, "a.b", "web_search", "s"), ["item", 2, "a.b", "web_search", "s"]),
+    (
+        n.ApprovalAsked(2, "m1", "del", "{}", "files", "a.b", allow="1", deny="0"),
+        ["asks", 2, "m1", "del", "{}", "files", "a.b", "1", "0"],
+    ),
     (n.UsageSeen(Usage(input=1)), ["usage", {"input": 1}]),
     (
         n.Done("tool_use", "tool_calls", Usage(output=2), "END"),

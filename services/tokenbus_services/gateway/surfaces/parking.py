@@ -19,6 +19,8 @@ class Parking:
         """Calls of the turn without a result, by block: their ids."""
         self._open: dict[int, Waiting] = {}
         """By the block of the call."""
+        self._hosted: set[int] = set()
+        """Calls that the provider runs, which have no result here."""
         self.seen: set[str] = set()
         """Each wait that there was."""
         self.decided: set[str] = set()
@@ -43,11 +45,15 @@ class Parking:
             case Retrying() | Restarted():
                 self._calls = {block: name for block, name in self._calls.items() if block < event.drop_from}
             case Waiting():
+                if event.block not in self._calls:
+                    self._hosted.add(event.block)
                 self._calls.setdefault(event.block, event.tool_id)
                 self._open[event.block] = event
                 self.seen.add(event.wait)
             case Resumed():
                 self._open.pop(event.block, None)
+                if event.block in self._hosted:
+                    del self._calls[event.block]
                 self.decided.add(event.wait)
             case _:
                 pass

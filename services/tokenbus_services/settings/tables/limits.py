@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from tokenbus.blob_wire import DEFAULT_URL
 from tokenbus.bus.scripts.commit import MOST_EVENTS, MOST_RUNS
-from tokenbus_services.settings.types import Bytes, Count, HttpUrl, ImportPath, Seconds, Table
+from tokenbus_services.settings.types import Bytes, Count, HttpUrl, ImportPath, Seconds, Table, WaitSeconds
 
 
 class RateSettings(Table, frozen=True, kw_only=True):
@@ -53,6 +53,8 @@ class LimitSettings(Table, frozen=True, kw_only=True):
     """Maximum child runs that one run begins; beyond it a call gets the error `too_many_children`."""
     child_depth: Annotated[int, Meta(ge=0, le=10)] = 3
     """Maximum depth of a child run, 1 for that of a run that a client began; beyond it a call gets `child_too_deep`."""
+    hosted_approval_timeout_s: WaitSeconds = 86_400.0
+    """How long a call that its provider runs waits for somebody who allows it; then it is denied."""
     runs_per_fetcher: Count = 512
     """Concurrent calls of one fetcher. If one tenant or one provider takes more than its share of them, up to half as
     many more begin for other tenants, and as many for other providers.

@@ -8,8 +8,8 @@ from msgspec import Meta
 from msgspec.structs import force_setattr
 
 from tokenbus.events.requests import InputFormat
-from tokenbus.events.waits import MAX_TIMEOUT_S, ApprovalRule
-from tokenbus_services.settings.types import Count, HttpUrl, ImportPath, Seconds, Table
+from tokenbus.events.waits import ApprovalRule
+from tokenbus_services.settings.types import Count, HttpUrl, ImportPath, Seconds, Table, WaitSeconds
 
 
 class RetrySettings(Table, frozen=True, kw_only=True):
@@ -86,9 +86,6 @@ class OtelSettings(Table, frozen=True, kw_only=True):
 
 DEFAULT_TOOL_TIMEOUT_S = 60.0
 """Timeout of a tool call if neither the tool nor the request sets one."""
-
-
-WaitSeconds = Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)]
 
 
 class _Approved(Table, frozen=True, kw_only=True):

@@ -67,7 +67,7 @@ class TurnText(msgspec.Struct):
             case n.ToolCallStart():
                 # Prefill mode offers no native tools, so no executor runs this call.
                 return [n.Extra("prefill.native_call", msgspec.json.encode({"name": event.name}).decode())]
-            case n.ToolCallDone():
+            case n.ToolCallDone() | n.ApprovalAsked():
                 return []
             case n.Extra():
                 return [n.Extra(event.name, event.json)]

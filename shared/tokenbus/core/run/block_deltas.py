@@ -30,6 +30,8 @@ def add(s: RunState, out: Outbox, event: n.Normalized, at_ms: int) -> None:
         case n.ItemStart():
             tool_id, name = event.tool_id or None, event.tool_name or None
             s.blocks.start(event.block, "server_tool", out, tool_id, name, item=event.item)
+        case n.ApprovalAsked():
+            s.blocks.ask(event)
         case n.ToolCallStart():
             free = event.free_text or None
             s.blocks.start(event.block, "tool_call", out, _id_of(event, s), event.name, free_text=free)

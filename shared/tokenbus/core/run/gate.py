@@ -43,6 +43,8 @@ class ToolVerdicts(msgspec.Struct):
     released: list[CompleteCall] = []
     reasons: dict[str, str] = {}
     """Reason by call id."""
+    items: list[str] = []
+    """Ids of the published calls that providers run."""
 
     def take(self, call: CompleteCall) -> CompleteCall | None:
         """Remove and return the published form of a model's call; None: it was held back.
@@ -232,6 +234,8 @@ class ReleasedOutput(msgspec.Struct):
             self.calls_without_result.append(call)
             if not event.cut:
                 self.tool_verdicts.released.append(call)
+        elif block.kind == "server_tool" and block.tool_id and not event.cut:
+            self.tool_verdicts.items.append(block.tool_id)
         out.event(self.turn, self.attempt, BlockComplete, **fields)
 
     def _of_withheld_call(self, event: BlockStarted) -> bool:

@@ -76,9 +76,10 @@ from tokenbus.core.run.tool_calls import (
     accept_result,
     dispatch_calls,
     hand_out,
+    history_of,
+    may_call,
     publish_progress,
     publish_results,
-    results_message,
 )
 from tokenbus.core.run.waits import ask, end_held
 from tokenbus.core.run.waits import decide as decide_wait
@@ -329,14 +330,15 @@ class RunMachine:
             self.effects.append(next_turn(s, [self._content()], self._now_ms))
             return
         finish = event.finish
-        if s.blocks.calls and finish in ("stop", "tool_use"):
-            if s.tool_turns < s.accepted.max_tool_depth:
+        if (s.blocks.calls or s.blocks.asked) and finish in ("stop", "tool_use"):
+            if may_call(s):
                 if s.accepted.policy_plan:
                     s.phase = "judged"  # `GatedRun` continues from here
                 else:
                     self.call_tools(self._now_ms)
                 return
-            finish = "tool_use"  # do not run a call whose result no model would see
+            # Do not run a call whose result no model would see.
+            finish = "tool_use" if s.blocks.calls else "requires_action"
         stopped_on = event.stop_string if finish == "stop" else ""
         self._end(Completed, finish=finish, finish_raw=event.finish_raw or None, stop_string=stopped_on or None)
 
@@ -528,4 +530,4 @@ class RunMachine:
         """Publish the results that are due; after the last one, start the next turn."""
         s = self.state
         if publish_results(s, self.out):
-            self.effects.append(next_turn(s, [*s.history, results_message(s)], self._now_ms, steered=True))
+            self.effects.append(next_turn(s, history_of(s), self._now_ms, steered=True))

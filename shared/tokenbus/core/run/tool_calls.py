@@ -4,8 +4,10 @@ run's output does not depend on which tool is faster.
 
 from __future__ import annotations
 
-from tokenbus.core.run.blocks.block_table import CompleteCall
-from tokenbus.core.run.blocks.public_blocks import write_result
+import msgspec
+
+from tokenbus.core.run.blocks.block_table import CompleteCall, HostedCall
+from tokenbus.core.run.blocks.public_blocks import write_item, write_result
 from tokenbus.core.run.gate import ToolVerdicts
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.state import PendingCall, RunState
@@ -17,6 +19,8 @@ from tokenbus.events.requests import (
     MAX_RUN_ID_CHARS,
     Base64Source,
     BlobSource,
+    ContentPart,
+    ExtraPart,
     ImagePart,
     Message,
     TextPart,
@@ -25,8 +29,16 @@ from tokenbus.events.requests import (
 from tokenbus.events.waits import WaitInfo
 
 CHILD_TOO_DEEP = "child_too_deep"
+MAX_ASKED_TURNS = 100
+"""Turns of a run that only ask whether the provider may run a call: each has a person who answers."""
 TOO_MANY_CHILDREN = "too_many_children"
 CHILD_ID_TOO_LONG = "child_id_too_long"
+
+
+def may_call(s: RunState) -> bool:
+    """Whether a further turn may follow this one's calls. What the provider runs itself needs no tool of the run."""
+    depth = s.accepted.max_tool_depth
+    return s.tool_turns < (depth if s.blocks.calls else max(depth, MAX_ASKED_TURNS))
 
 
 def dispatch_calls(
@@ -48,6 +60,11 @@ def dispatch_calls(
             s.calls.append(PendingCall(call, blocked, published=True))
         else:
             s.calls.append(PendingCall(call, _refused(s, ruled or call), changed=ruled))
+    for call in s.blocks.asked:
+        withheld = verdicts is not None and call.tool_id not in verdicts.items
+        held_back = ToolReturned(call.block, verdicts.reason(call), is_error=True) if verdicts and withheld else None
+        s.calls.append(PendingCall(call, held_back))
+    s.calls.sort(key=lambda pending: pending.call.block)
     given = [hand_out(s, out, p, at_ms) for p in s.calls if p.result is None]
     return [each for each in given if each]
 
@@ -127,6 +144,9 @@ def publish_results(s: RunState, out: Outbox) -> bool:
         if pending.result is None:
             return False
         if not pending.published:
+            if pending.call.hosted:
+                _publish_answer(s, out, pending, pending.call.hosted)
+                continue
             if pending.child and (ended := pending.result.child_end):
                 about = {**_of_call(pending), "child": pending.child}
                 out.event(s.turn, s.attempt, ChildEnded, **about, status=ended.status, error=ended.error)
@@ -135,9 +155,33 @@ def publish_results(s: RunState, out: Outbox) -> bool:
     return True
 
 
-def results_message(s: RunState) -> Message:
-    """The results as a message for the next turn."""
-    return Message(role="tool", content=[_result_part(p, p.result) for p in s.calls if p.result])
+def history_of(s: RunState) -> list[Message]:
+    """What the turn appends to the conversation: what the model said, with what somebody allowed its provider, and the
+    results.
+    """
+    (said,) = s.history
+    parts: list[ContentPart] = list(said.content) if isinstance(said.content, list) else [TextPart(text=said.content)]
+    answers = [_answer(p, p.call.hosted) for p in s.calls if p.call.hosted]
+    results = [_result_part(p, p.result) for p in s.calls if p.result and not p.call.hosted]
+    if answers:
+        said = msgspec.structs.replace(said, content=[*parts, *answers])
+    return [said, *([Message(role="tool", content=list[ContentPart](results))] if results else [])]
+
+
+def _answer(pending: PendingCall, hosted: HostedCall) -> ExtraPart:
+    """What the provider reads of the decision on a call that it runs."""
+    if pending.allowed:
+        return ExtraPart(name=hosted.item, json=hosted.allow)
+    reason = pending.result.content if pending.result else ""
+    denial = msgspec.json.decode(hosted.deny, type=dict[str, object]) | ({"reason": reason} if reason else {})
+    return ExtraPart(name=hosted.item, json=msgspec.json.encode(denial).decode())
+
+
+def _publish_answer(s: RunState, out: Outbox, pending: PendingCall, hosted: HostedCall) -> None:
+    pending.published = True
+    answer = _answer(pending, hosted)
+    write_item(out, s.turn, s.attempt, s.blocks.next_number, item=answer.name, json=answer.json)
+    s.blocks.next_number += 1
 
 
 def answer_open_calls(s: RunState, out: Outbox, why: str) -> None:
@@ -145,9 +189,16 @@ def answer_open_calls(s: RunState, out: Outbox, why: str) -> None:
 
     Calls of a turn that is still streaming have no results yet.
     """
-    calls = s.calls if s.phase == "tools" else [PendingCall(c) for c in [*s.blocks.calls, *s.blocks.cut_calls]]
+    calls = (
+        s.calls
+        if s.phase == "tools"
+        else [PendingCall(c) for c in [*s.blocks.calls, *s.blocks.cut_calls, *s.blocks.asked]]
+    )
     for pending in calls:
-        if not pending.published:
+        if pending.call.hosted and not pending.published:
+            pending.result = pending.result or ToolReturned(pending.call.block, why, is_error=True)
+            _publish_answer(s, out, pending, pending.call.hosted)
+        elif not pending.published:
             _publish(s, out, pending.runs, pending.result or ToolReturned(pending.call.block, why, is_error=True))
 
 

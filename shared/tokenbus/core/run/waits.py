@@ -31,6 +31,10 @@ NO_RESULT = "the client returned no result in time"
 
 def open_wait(s: RunState, out: Outbox, pending: PendingCall, at_ms: int) -> WaitInfo | None:
     """Let the call wait, if it must; return what it waits for, or None if a worker may run it now."""
+    if hosted := pending.call.hosted:
+        wait = OpenWait(_next_name(pending), "approval", at_ms + s.accepted.rules.hosted_approval_ms, "deny")
+        text = f"MCP server: {hosted.server}" if hosted.server else None
+        return _wait(s, out, pending, wait, at_ms, arguments=pending.call.arguments, text=text)
     waits = s.accepted.waits.get(pending.runs.name)
     if waits is None or _arguments(pending.runs) is None:
         return None  # malformed arguments: the worker refuses the call, and nobody needs to look at it
@@ -96,13 +100,16 @@ def decide(s: RunState, out: Outbox, event: WaitDecided, at_ms: int) -> PendingC
         pending.answers.append(given)
     elif event.decision == "allow":
         pending.allowed = True
+        if pending.call.hosted:
+            pending.result = ToolReturned(pending.call.block, "", is_error=False)
         if event.arguments is not None:
             pending.changed = msgspec.structs.replace(pending.runs, arguments=event.arguments)
             pending.edited = True
     elif event.decision == "deny":
         why = event.reason
         if event.what == "approval":
-            why = f"{DENIED}: {event.reason}" if event.reason else DENIED
+            denied = f"{DENIED}: {event.reason}" if event.reason else DENIED
+            why = event.reason if pending.call.hosted else denied  # its provider tells the model that it did not run
         pending.result = ToolReturned(pending.call.block, why, is_error=True)
     else:
         pending.result = ToolReturned(pending.call.block, event.content, is_error=event.is_error)

@@ -21,13 +21,17 @@ from tokenbus.providers.openai_responses.items import (
     kind_of,
     phase_of,
     sort_of,
+    text_in,
     tool_of,
 )
+from tokenbus.providers.response.json_decode import read
 from tokenbus.providers.response.repeats import EmittedText
 from tokenbus.providers.response.unknown_fields import named
 
-ACTIONS = ("mcp_approval_request", "computer_call", "local_shell_call", "shell_call", "apply_patch_call")
-"""Hosted calls that the client answers: it approves, or does what the call says, and sends the result."""
+APPROVAL = "mcp_approval_request"
+"""A hosted call that somebody must allow; the run waits for that."""
+ACTIONS = ("computer_call", "local_shell_call", "shell_call", "apply_patch_call")
+"""Hosted calls that the client answers: it does what the call says, and sends the result."""
 
 
 class OutputDecoder(ContentDecoder, kw_only=True):
@@ -38,6 +42,8 @@ class OutputDecoder(ContentDecoder, kw_only=True):
     table: ItemTable = msgspec.field(default_factory=ItemTable)
     calls: int = 0
     """Number of completed tool calls."""
+    asked: int = 0
+    """Number of hosted calls that somebody must allow."""
     waiting: list[str] = msgspec.field(default_factory=list[str])
     """Types of the items for which the client has to act."""
     image_model: str = ""
@@ -134,7 +140,11 @@ class OutputDecoder(ContentDecoder, kw_only=True):
             case "image":
                 self._end_image(item, parsed, data, further, out)
             case "other":
-                out += [n.ToolCallDelta(item.ordinal, item.rest_of(data)), n.BlockStop(item.ordinal)]
+                out.append(n.ToolCallDelta(item.ordinal, item.rest_of(data)))
+                if parsed.type == APPROVAL and parsed.id:
+                    out.append(_approval(item.ordinal, parsed, data))
+                    self.asked += 1
+                out.append(n.BlockStop(item.ordinal))
                 if parsed.type in ACTIONS:
                     self.waiting.append(parsed.type)
                 elif parsed.type == "shell_call_output" and "shell_call" in self.waiting:
@@ -279,6 +289,23 @@ class OutputDecoder(ContentDecoder, kw_only=True):
             size=parsed.size or "",
             quality=parsed.quality or "",
         )
+
+
+def _approval(ordinal: int, parsed: wire.Item, data: bytes) -> n.ApprovalAsked:
+    """What a provider asks of the client, and the items that answer it."""
+    label = read(wire.fields, data, "item").get("server_label")
+    answer = {"type": "mcp_approval_response", "approval_request_id": parsed.id}
+    allow, deny = (msgspec.json.encode({**answer, "approve": approve}).decode() for approve in (True, False))
+    return n.ApprovalAsked(
+        ordinal,
+        tool_id=parsed.id or "",
+        name=parsed.name or "",
+        arguments=arguments_of(parsed),
+        server=text_in(label) if label else "",
+        item="openai-responses.mcp_approval_response",
+        allow=allow,
+        deny=deny,
+    )
 
 
 def media_type(output_format: str | None) -> str:

@@ -132,7 +132,7 @@ class ResponsesDecoder(OutputDecoder, kw_only=True):
         finish = "content_filter" if self.refused else FINISH.get(raw_finish, "unknown")
         if finish == "stop" and self.waiting:
             return n.Done("requires_action", raw_finish, usage)
-        return n.Done(finish_of(finish, self.calls), raw_finish, usage)
+        return n.Done(finish_of(finish, self.calls + self.asked), raw_finish, usage)
 
     # --- its items --------------------------------------------------------------------------------------------
 

@@ -297,7 +297,7 @@ def finish_of(reported: FinishReason, completed_calls: int) -> FinishReason:
     """Reconcile the finish reason with the tool calls (providers.md, "For all four", 5).
 
     A provider that reports stop after complete calls means tool use. One that reports tool use without any call is not
-    trusted. So `tool_use` always comes with a call to run.
+    trusted. So `tool_use` always comes with a call to run, or to allow.
     """
     if reported == "stop" and completed_calls:
         return "tool_use"

@@ -23,7 +23,7 @@ from tokenbus.events.frames import (
     WaitDecided,
 )
 from tokenbus.events.public import BlockComplete, Cancelled, Resumed, Waiting
-from tokenbus.events.waits import Condition, Excluded
+from tokenbus.events.waits import Condition, Excluded, Verdict
 
 ALWAYS = ToolWaits([{}], approval_ms=5_000, schema={"type": "object"})
 BY_CLIENT = ToolWaits(client_ms=7_000, result={"type": "string"})
@@ -269,3 +269,83 @@ def test_each_word_of_a_condition(condition: Condition, value: str, *, waits: bo
 def test_free_text_fulfils_any_condition() -> None:
     assert needs_approval(CompleteCall(0, "a", "sh", "ls", free_text=True), [{"x": Condition(enum=[1])}])
     assert not needs_approval(CompleteCall(0, "a", "sh", "ls", free_text=True), [])
+
+
+HOSTED = (
+    n.ItemStart(0, "openai-responses.mcp_approval_request", "del", "mcpr_1"),
+    n.ToolCallDelta(0, '{"id":"mcpr_1"}'),
+    n.ApprovalAsked(
+        *(0, "mcpr_1", "del", '{"n":1}', "files", "openai-responses.mcp_approval_response"),
+        allow='{"approve":true}',
+        deny='{"approve":false}',
+    ),
+    n.BlockStop(0),
+)
+"""A call that the provider runs once somebody has allowed it."""
+
+
+def answered(story: Story) -> list[tuple[str | None, str | None]]:
+    items = [e for e in of_type(story.events, BlockComplete) if e.kind == "server_tool"]
+    return [(e.item, e.content) for e in items[1:]]
+
+
+@pytest.mark.parametrize(
+    ("decision", "reason", "answer"),
+    [
+        ("allow", "", '{"approve":true}'),
+        ("deny", "", '{"approve":false}'),
+        ("deny", "too dear", '{"approve":false,"reason":"too dear"}'),
+    ],
+)
+@pytest.mark.parametrize("max_tool_depth", [0, 10])
+def test_a_call_that_the_provider_runs_waits_and_the_decision_goes_back_to_it(
+    decision: Verdict, reason: str, answer: str, max_tool_depth: int
+) -> None:
+    story = Story(max_tool_depth=max_tool_depth)
+    story.provider(*HOSTED, n.Done("tool_use", "completed"))
+    (waiting,) = of_type(story.events, Waiting)
+    assert (waiting.what, waiting.tool_id, waiting.tool_name) == ("approval", "mcpr_1", "del")
+    assert (waiting.arguments, waiting.schema, waiting.text) == ('{"n":1}', None, "MCP server: files")
+    assert waiting.deadline_ms == story.at_ms + 86_400_000
+    assert waits_only(story.run.state)
+    story.reborn()
+    story.control(WaitDecided("0.0", "approval", decision, "d1", "ann", "cli", reason=reason))
+    item = "openai-responses.mcp_approval_response"
+    assert answered(story) == [(item, answer)]
+    (turn,) = [e for e in story.effects if isinstance(e, NextTurn)]
+    assert turn.history
+    (said,) = turn.history
+    assert [(part.name, part.json) for part in said.content] == [  # type: ignore[union-attr]
+        ("openai-responses.mcp_approval_request", '{"id":"mcpr_1"}'),
+        (item, answer),
+    ]
+    story.control(WaitDecided("0.0", "approval", "deny", "d2"))
+    assert len(answered(story)) == 1
+
+
+def test_a_turn_with_calls_of_both_goes_on_once_all_are_answered() -> None:
+    story = Story()
+    story.provider(*HOSTED, *call(1, "b", "g", '{"n":2}'), n.Done("tool_use"))
+    assert handed_out(story) == [("g", '{"n":2}')]
+    story.control(ToolReturned(1, "two", False))
+    assert results(story) == [], "the answers come in the order of the calls"
+    story.control(WaitDecided("0.0", "approval", "allow", "d1"))
+    assert results(story) == [("g", "two")]
+    (turn,) = [e for e in story.effects if isinstance(e, NextTurn)]
+    assert turn.history
+    assert [(message.role, len(message.content)) for message in turn.history] == [("assistant", 3), ("tool", 1)]
+
+
+def test_a_run_whose_client_runs_the_calls_ends_with_them_and_with_what_the_provider_asks() -> None:
+    story = Story(max_tool_depth=0)
+    story.provider(*HOSTED, *call(1, "b", "g", '{"n":2}'), n.Done("tool_use"))
+    assert not of_type(story.events, Waiting)
+    assert [e.status for e in story.effects if isinstance(e, EndRun)] == ["completed"]
+
+
+def test_a_cancelled_run_has_denied_what_the_provider_asks() -> None:
+    story = Story()
+    story.provider(*HOSTED, n.Done("tool_use"))
+    story.control(CancelRequested("enough"))
+    assert answered(story) == [("openai-responses.mcp_approval_response", '{"approve":false,"reason":"cancelled"}')]
+    assert of_type(story.events, Cancelled)

@@ -689,7 +689,11 @@ SHELL = {"id": "sh_1", "call_id": "c1", "action": {"commands": ["ls"]}}
 @pytest.mark.parametrize(
     ("items", "finish"),
     [
-        ([("mcp_approval_request", {"id": "mcpr_1", "name": "del", "arguments": "{}"})], "requires_action"),
+        ([("mcp_approval_request", {"id": "mcpr_1", "name": "del", "arguments": "{}"})], "tool_use"),
+        (
+            [("mcp_approval_request", {"id": "mcpr_1", "name": "del", "arguments": "{}"}), ("shell_call", SHELL)],
+            "requires_action",
+        ),
         ([("computer_call", {"id": "cu_1", "call_id": "c1", "action": {"type": "click"}})], "requires_action"),
         ([("shell_call", SHELL)], "requires_action"),
         ([("shell_call", SHELL), ("shell_call_output", {"id": "so_1", "call_id": "c1", "output": []})], "stop"),

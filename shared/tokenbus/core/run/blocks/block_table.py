@@ -14,7 +14,7 @@ from tokenbus.core.run.blocks.opaque import ExtraData, OpaqueTracker, append_pie
 from tokenbus.core.run.blocks.public_blocks import call_heads, content_fields
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.errors import TooLarge
-from tokenbus.events.normalized import Opaque
+from tokenbus.events.normalized import ApprovalAsked, Opaque
 from tokenbus.events.public import (
     AudioRef,
     BlockComplete,
@@ -71,6 +71,15 @@ class OpenBlock(msgspec.Struct):
     previews: int = 0
 
 
+class HostedCall(msgspec.Struct, frozen=True):
+    """How a provider's API says whether a call that it runs itself may run; see `ApprovalAsked`."""
+
+    server: str
+    item: str
+    allow: str
+    deny: str
+
+
 class CompleteCall(msgspec.Struct):
     block: int
     tool_id: str
@@ -80,6 +89,8 @@ class CompleteCall(msgspec.Struct):
     """Why the call is malformed, if it is: it gets an error result at once and never runs."""
     free_text: bool = False
     """``arguments`` is no JSON."""
+    hosted: HostedCall | None = None
+    """Set if the provider runs it, once somebody has allowed it."""
 
 
 class BlockTable(msgspec.Struct):
@@ -100,6 +111,8 @@ class BlockTable(msgspec.Struct):
     calls: list[CompleteCall] = []
     cut_calls: list[CompleteCall] = []
     """Calls that were cut off; they never run."""
+    asked: list[CompleteCall] = []
+    """Calls that the provider runs once somebody has allowed them."""
     origin: dict[str, str] = {}
     """Origin of the opaque data: ``api`` and ``provider``; empty if unknown."""
 
@@ -200,6 +213,12 @@ class BlockTable(msgspec.Struct):
         if block := self.open.get(ordinal):
             about = {"block": block.number, "kind": block.kind, "tool_id": block.tool_id, "tool_name": block.tool_name}
             out.event(self.turn, self.attempt, BlockProgress, **about, status=status)
+
+    def ask(self, asked: ApprovalAsked) -> None:
+        """Keep what the provider asks about the call in an open block."""
+        if block := self.open.get(asked.block):
+            hosted = HostedCall(asked.server, asked.item, asked.allow, asked.deny)
+            self.asked.append(CompleteCall(block.number, asked.tool_id, asked.name, asked.arguments, hosted=hosted))
 
     def note(self, ordinal: int, extra: dict[str, object]) -> bool:
         """Attach provider data to an open block; False if the block is not open."""

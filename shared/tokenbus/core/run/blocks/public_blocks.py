@@ -109,6 +109,14 @@ def write_result(
     )
 
 
+def write_item(out: Outbox, turn: int, attempt: int, number: int, *, item: str, json: str) -> None:
+    """Write an item for the provider, which goes back to it at this place, as a separate, complete block."""
+    about = {"block": number, "kind": "server_tool", "item": item}
+    out.event(turn, attempt, BlockStarted, **about)
+    out.chunk(turn, attempt, number, "server_tool", json)
+    out.event(turn, attempt, BlockComplete, **about, content=json)
+
+
 LONG_ARGUMENTS = 64 * 1024
 """Characters from which arguments are not parsed for an event, if that can be avoided."""
 
