@@ -188,7 +188,7 @@ class ConversationStore:
         note = note_in(first.metadata) if isinstance(first, Started) else None
         if note is None:
             return []
-        so_far = ResponseSoFar(note, run)
+        so_far = ResponseSoFar(note, run, None)
         for event in events:
             so_far.feed(event)
         response: Json = msgspec.json.decode(so_far.answer().body)

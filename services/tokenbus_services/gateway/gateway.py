@@ -168,13 +168,17 @@ class Gateway:
         surface: Surface,
         asked: GatewayRequest | None = None,
         translated: Translated | None = None,
+        until: Callable[[AsyncGenerator[PublicEvent]], AsyncGenerator[PublicEvent]] | None = None,
     ) -> RunAnswer:
-        """The answer to a published request. Without ``translated``: to a run that continues without its client."""
+        """The answer to a published request. Without ``translated``: to a run that continues without its client.
+        ``until``: ends the answer before its run.
+        """
+        events = self.follow(surface, opened.id, opened.caller.key, new=not opened.joined)
         cancels = translated is not None and translated.on_disconnect == "cancel" and not translated.background
         use = AuditedRun(run=opened.id, model=opened.note.model, span=opened.span)
         how = RunOfAnswer(
             run=opened.id,
-            events=use.watched(self.follow(surface, opened.id, opened.caller.key, new=not opened.joined)),
+            events=use.watched(until(events) if until else events),
             refusal=surface.refusal,
             headers=opened.headers,
             on_client_gone=(lambda: self.runs.client_gone(opened)) if cancels else None,

@@ -9,6 +9,7 @@ A package that adds another API imports the names below; see docs/guides/provide
 from tokenbus.errors import Malformed, RequestInvalid
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.normalized import (
+    ApprovalAsked,
     Audio,
     BlockStart,
     BlockStop,
@@ -47,6 +48,7 @@ from tokenbus.providers.response.error_mapping import provider_failure
 from tokenbus.providers.response.sse import SseEvent
 
 __all__ = [
+    "ApprovalAsked",
     "Audio",
     "Auth",
     "BlockStart",

@@ -404,6 +404,7 @@ async def test_a_run_waits_for_leave_for_a_hosted_call_and_the_decision_goes_bac
                 break
         (info,) = [info async for info in bus.waiting(run=run)]
         assert (info.what, info.tool_name, info.tool_id, info.text) == ("approval", "del", "mcpr_1", "MCP server: s")
+        assert info.arguments == "{}"
         with pytest.raises(RequestInvalid, match="nobody can change"):
             await bus.approve(run, info.wait, arguments={"n": 1})
         await (bus.approve(run, info.wait, by="ann") if allow else bus.deny(run, info.wait, "no", by="ann"))

@@ -22,18 +22,20 @@ from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.http_request import headers_in
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid, of_run
+from tokenbus_services.gateway.response_parts import MARK, Rest, answers_of, begun, decide, last_part, of_part
 from tokenbus_services.gateway.response_store import Published, ResponseStore
 from tokenbus_services.gateway.routes import openai_conversations
 from tokenbus_services.gateway.routes.openai_conversations import REFERENCE, continued, reference_in, stored
-from tokenbus_services.gateway.routes.session_routes import rejoined
+from tokenbus_services.gateway.routes.session_routes import awaited, rejoined
 from tokenbus_services.gateway.routes.sockets.response_socket import ResponseSocket
 from tokenbus_services.gateway.runs import GatewayRun, OwnedRun, is_run_id
 from tokenbus_services.gateway.surfaces.contract import Answer, GatewayNote, GatewayRequest, Translated
 from tokenbus_services.gateway.surfaces.fields import json_body
 from tokenbus_services.gateway.surfaces.openai_responses import OpenAIResponsesSurface, starting_after
 from tokenbus_services.gateway.surfaces.openai_responses.listing import items_of, listed
+from tokenbus_services.gateway.surfaces.openai_responses.parts import response_id, run_and_part
 from tokenbus_services.gateway.surfaces.openai_responses.response_log import ResponseSoFar
-from tokenbus_services.gateway.surfaces.openai_responses.response_object import PREFIX, settings_of
+from tokenbus_services.gateway.surfaces.openai_responses.response_object import settings_of
 
 PATHS = ("/v1/responses", "/responses")
 CANCELLED = "cancelled by its client"
@@ -75,15 +77,43 @@ class ResponsesApi:
         """Publish a request; answer with its stream, its end, or at once if it runs in the background."""
         caller = await self._gateway.caller(request, self._surface)
         asked = await self._gateway.read(request)
-        translated = await self.translated(caller, asked)
         runs = self._gateway.runs
+        if MARK in asked.body and (rest := await decide(runs, caller, body := json_body(asked.body))):
+            return await self._rest(caller, rest, body)
+        translated = await self.translated(caller, asked)
         opened = await runs.publish(caller, self._surface, asked, translated)
         if not translated.background or translated.stream:
-            return self._gateway.answer(opened, self._surface, asked, translated)
+            until = partial(of_part, runs, opened.id, 0)
+            return self._gateway.answer(opened, self._surface, asked, translated, until)
         try:
             return _answer(await self._begun(opened), opened.id, opened.headers)
         finally:
             runs.leave(opened)
+
+    async def _rest(self, caller: Caller, rest: Rest, body: dict[str, Any]) -> Any:
+        """Answer with the rest of a run that has waited for its client. It goes on without it."""
+        run, part = rest.run, rest.part
+        owned = await self._owned(caller, run)
+        if body.get("background") is True and body.get("stream") is not True:
+            await begun(self._gateway.runs, run, part, self._gateway.times.early_status_s)
+            return _answer(await self._so_far(owned, part), run)
+        surface, gateway, note = self._surface, self._gateway, owned.note
+        events = of_part(gateway.runs, run, part, gateway.follow(surface, run, caller.key))
+        if body.get("stream") is True:
+            return rejoined(
+                gateway,
+                surface,
+                run,
+                lambda first: surface.encoder(None, note or foreign_note(run, first), run, part),
+                events=events,
+            )
+        return awaited(
+            gateway,
+            surface,
+            run,
+            lambda first: surface.whole(note or foreign_note(run, first), run, part),
+            events=events,
+        )
 
     async def translated(self, caller: Caller, asked: GatewayRequest) -> Translated:
         """Translate a request. What its `conversation` has, or that of `previous_response_id`, goes before its input,
@@ -124,12 +154,15 @@ class ResponsesApi:
         asked = GatewayRequest(body=b"", headers=headers_in(request), query=dict(request.query_params))
         caller = await self._gateway.caller(request, self._surface)
         after = starting_after(asked)
-        owned, is_known = await self._owned_or_published(caller, _run_in(request))
+        name, part = _named_in(request)
+        owned, is_known = await self._owned_or_published(caller, name)
         run, note = owned.id, owned.note
         if not is_stored(note):
             raise not_found(run)
         if asked.query.get("stream") != "true":
-            return _answer(await self._so_far(owned, is_known), run)
+            return _answer(await self._so_far(owned, part, is_known), run)
+        if part and part > last_part(await self._store.events_so_far(run)):
+            raise not_found(run)
         if note and note.surface == self._surface.name and note.version != self._surface.version and after >= 0:
             why = "this response began under another version of the gateway: read it without 'starting_after'"
             raise Refusal(Problem(status=409, code="response_conflict", message=why, kind="invalid_request", run=run))
@@ -137,18 +170,19 @@ class ResponsesApi:
             self._gateway,
             self._surface,
             run,
-            lambda first: self._surface.encoder(asked, note or foreign_note(run, first), run),
-            owner=caller.key,
+            lambda first: self._surface.encoder(asked, note or foreign_note(run, first), run, part),
+            events=of_part(self._gateway.runs, run, part, self._gateway.follow(self._surface, run, caller.key)),
         )
 
     async def cancel(self, request: Request) -> Response:
         """Cancel a response, background or not; answer with it as it is then. A second cancel changes nothing."""
         caller = await self._gateway.caller(request, self._surface)
-        owned = await self._owned(caller, _run_in(request))
+        name, part = _named_in(request)
+        owned = await self._owned(caller, name)
         run = owned.id
         await self._cancelled(run)
         await self._gateway.runs.changes.note(caller, self._surface.name, "cancel", run=run)
-        return _answer(await self._so_far(owned), run)
+        return _answer(await self._so_far(owned, part), run)
 
     async def _cancelled(self, run: str) -> None:
         """Cancel a run and wait for its end, for a short time."""
@@ -160,9 +194,12 @@ class ResponsesApi:
                         break
 
     async def delete(self, request: Request) -> Response:
-        """Delete a response: an open one is cancelled first. What its conversation took over stays there."""
+        """Delete a response: an open one is cancelled first. What its conversation took over stays there. The other
+        parts of a run that waited go with it.
+        """
         caller = await self._gateway.caller(request, self._surface)
-        owned = await self._owned(caller, _run_in(request))
+        name, part = _named_in(request)
+        owned = await self._owned(caller, name)
         run = owned.id
         if await self._store.is_open(run):
             await self._cancelled(run)
@@ -179,16 +216,18 @@ class ResponsesApi:
             raise Refusal(msgspec.structs.replace(problem, retry_after_s=1.0))
         await self._gateway.runs.archived.delete(deleted)
         await self._gateway.runs.changes.note(caller, self._surface.name, "erase", run=run)
-        body = {"id": PREFIX + run, "object": "response", "deleted": True}
+        body = {"id": response_id(run, part), "object": "response", "deleted": True}
         return _answer(Answer(status=200, body=msgspec.json.encode(body)), run)
 
     async def input_items(self, request: Request) -> Response:
         caller = await self._gateway.caller(request, self._surface)
-        run = (await self._owned(caller, _run_in(request), stored=True)).id
+        name, part = _named_in(request)
+        run = (await self._owned(caller, name, stored=True)).id
         messages = await self._store.messages(run)
         if messages is None:
             raise not_found(run)
-        page = listed(items_of(run, messages), request.query_params)
+        items = answers_of(run, part, await self._store.events_so_far(run)) if part else items_of(run, messages)
+        page = listed(items, request.query_params)
         return _answer(Answer(status=200, body=msgspec.json.encode(page)), run)
 
     async def socket(self, websocket: Any) -> None:
@@ -212,8 +251,8 @@ class ResponsesApi:
             raise Refusal(of_run(first.error, opened.id))
         return ResponseSoFar(opened.note_for(first), opened.id).answer()
 
-    async def _so_far(self, owned: OwnedRun, is_known: bool = True) -> Answer:
-        """The response as the log has it now."""
+    async def _so_far(self, owned: OwnedRun, part: int | None = 0, is_known: bool = True) -> Answer:
+        """The response as the log has it now. ``part``: None for all parts of the run as one. Raises Refusal (404)."""
         run, note = owned.id, owned.note
         if note and not is_known:
             return ResponseSoFar(note, run).answer()
@@ -222,11 +261,14 @@ class ResponsesApi:
             raise not_found(run)
         if note is None and not events:
             raise not_found(run)
-        so_far = ResponseSoFar(note or foreign_note(run, events[0]), run)
+        if part and part > last_part(events):
+            raise not_found(run)
+        so_far = ResponseSoFar(note or foreign_note(run, events[0]), run, part)
         owner = note.key if note else None
         async with aclosing(self._gateway.media.filled(_each(events), owner)) as filled:
             async for event in filled:
                 so_far.feed(event)
+            so_far.settle()
             return so_far.answer()
 
     async def _owned_or_published(self, caller: Caller, run: str) -> tuple[OwnedRun, bool]:
@@ -285,12 +327,12 @@ class ResponsesApi:
             if e.problem.status != 404:
                 raise
             return {}
-        response: dict[str, Any] = msgspec.json.decode((await self._so_far(owned)).body)
+        response: dict[str, Any] = msgspec.json.decode((await self._so_far(owned, None)).body)
         return {item["id"]: item for item in response["output"]}
 
     async def _history(self, caller: Caller, previous: str) -> list[Message]:
         """The conversation up to the end of a response. Raises Refusal."""
-        run = previous.removeprefix(PREFIX)
+        run, _ = run_and_part(previous)
         try:
             run = (await self._owned(caller, run, stored=True)).id
             asked = await self._store.messages(run)
@@ -343,8 +385,9 @@ def _previous(why: str, code: str) -> Refusal:
     return Refusal(problem)
 
 
-def _run_in(request: Request) -> str:
-    return str(request.path_params["id"]).removeprefix(PREFIX)
+def _named_in(request: Request) -> tuple[str, int]:
+    """The run of the response that a request names, and the part."""
+    return run_and_part(str(request.path_params["id"]))
 
 
 def _answer(answer: Answer, run: str, headers: Mapping[str, str] | None = None) -> Response:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 
 from starlette.routing import BaseRoute, Route
 
@@ -29,14 +29,16 @@ def rejoined(
     *,
     after: int = -1,
     owner: str | None = None,
+    events: AsyncGenerator[PublicEvent] | None = None,
 ) -> StreamedAnswer:
     """The stream of an earlier run: its head is sent at once, and the run continues without its client.
 
-    ``encoder``: as for `StreamedAnswer`. ``after``: the events after this seq. ``owner``: the client's key.
+    ``encoder``: as for `StreamedAnswer`. ``after``: the events after this seq. ``owner``: the client's key. ``events``:
+    instead of these two.
     """
     how = RunOfAnswer(
         run=run,
-        events=gateway.follow(surface, run, owner, after=after),
+        events=events or gateway.follow(surface, run, owner, after=after),
         refusal=surface.refusal,
         times=gateway.times,
         headers=surface.stream_headers,
@@ -47,8 +49,14 @@ def rejoined(
 
 
 def awaited(
-    gateway: Gateway, surface: Surface, run: str, whole: Callable[[PublicEvent], WholeAnswer]
+    gateway: Gateway,
+    surface: Surface,
+    run: str,
+    whole: Callable[[PublicEvent], WholeAnswer],
+    *,
+    events: AsyncGenerator[PublicEvent] | None = None,
 ) -> WholeRunAnswer:
-    """One body after the end of an earlier run, which continues without its client."""
-    how = RunOfAnswer(run=run, events=gateway.runs.follow(run), refusal=surface.refusal, times=gateway.times)
+    """One body after the end of an earlier run, which continues without its client. ``events``: of that run."""
+    followed = events or gateway.runs.follow(run)
+    how = RunOfAnswer(run=run, events=followed, refusal=surface.refusal, times=gateway.times)
     return WholeRunAnswer(how, whole=whole)

@@ -31,6 +31,11 @@ class Parking:
         """What the first call without a result waits for; None: for nobody."""
         return self._open.get(min(self._calls, default=-1))
 
+    @property
+    def open(self) -> Collection[Waiting]:
+        """What the run waits for, as far as the log says."""
+        return self._open.values()
+
     def feed(self, event: PublicEvent) -> None:
         if event.turn > self._turn:
             self._turn = event.turn

@@ -293,15 +293,16 @@ class OutputDecoder(ContentDecoder, kw_only=True):
 
 def _approval(ordinal: int, parsed: wire.Item, data: bytes) -> n.ApprovalAsked:
     """What a provider asks of the client, and the items that answer it."""
-    label = read(wire.fields, data, "item").get("server_label")
+    fields = read(wire.fields, data, "item")
+    label, arguments = (text_in(fields[name]) if name in fields else "" for name in ("server_label", "arguments"))
     answer = {"type": "mcp_approval_response", "approval_request_id": parsed.id}
     allow, deny = (msgspec.json.encode({**answer, "approve": approve}).decode() for approve in (True, False))
     return n.ApprovalAsked(
         ordinal,
         tool_id=parsed.id or "",
         name=parsed.name or "",
-        arguments=arguments_of(parsed),
-        server=text_in(label) if label else "",
+        arguments=arguments,
+        server=label,
         item="openai-responses.mcp_approval_response",
         allow=allow,
         deny=deny,

@@ -761,6 +761,20 @@ def test_a_patch_streams_inside_its_operation() -> None:
     assert events[-2:] == [n.BlockStop(0), n.Done("requires_action", "completed")]
 
 
+def test_what_the_provider_asks_leave_for_comes_with_the_items_that_answer_it() -> None:
+    asked = {"server_label": "crm", "name": "del", "arguments": '{"n":1}'}
+    kind = "mcp_approval_request"
+    events = events_of(added(0, kind, id="mcpr_1", **asked), done(0, kind, id="mcpr_1", **asked), COMPLETED)
+    (found,) = [e for e in events if isinstance(e, n.ApprovalAsked)]
+    assert (found.tool_id, found.name, found.arguments, found.server) == ("mcpr_1", "del", '{"n":1}', "crm")
+    assert msgspec.json.decode(found.allow) == {
+        "type": "mcp_approval_response",
+        "approval_request_id": "mcpr_1",
+        "approve": True,
+    }
+    assert events[-1] == n.Done("tool_use", "completed")
+
+
 def test_a_shells_commands_and_what_it_prints_come_as_they_stream() -> None:
     commands, printed = ["ls -l", 'echo "é"'], [{"stdout": "a\n", "stderr": "b", "outcome": {"type": "exit"}}]
     pieces = [(0, "ls"), (0, " -l"), (1, "echo "), (1, '"é"')]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, TypeAlias, cast
 
@@ -22,12 +22,13 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from tokenbus.bus.liveness import stop_task
 from tokenbus.client.decode import is_end
 from tokenbus.errors import Malformed, TokenbusError
-from tokenbus.events.public import UnknownEvent
+from tokenbus.events.public import PublicEvent, UnknownEvent
 from tokenbus_services.gateway.audit import AuditedRun, FrameAudit
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway, HeldFrame
 from tokenbus_services.gateway.http_request import response_to
 from tokenbus_services.gateway.problem import Problem, Refusal, defect, invalid, of_exception, unsupported
+from tokenbus_services.gateway.response_parts import MARK, Rest, decide, name_of, of_part
 from tokenbus_services.gateway.routes.sockets import handshake
 from tokenbus_services.gateway.runs import GatewayRun
 from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Translated
@@ -35,7 +36,7 @@ from tokenbus_services.gateway.surfaces.errors import openai_error
 from tokenbus_services.gateway.surfaces.fields import Fields, Json, json_body
 from tokenbus_services.gateway.surfaces.openai_responses.input_items import messages_of
 from tokenbus_services.gateway.surfaces.openai_responses.response_log import ResponseFrames
-from tokenbus_services.gateway.surfaces.openai_responses.response_object import PREFIX, STEERED
+from tokenbus_services.gateway.surfaces.openai_responses.response_object import STEERED
 from tokenbus_services.gateway.surfaces.surface import Surface
 from tokenbus_services.net.web_socket import ANSWERING, SERVER_STOPS
 
@@ -66,9 +67,9 @@ class Steer(msgspec.Struct, frozen=True):
 class OpenResponse:
     """The response that is under way."""
 
-    def __init__(self, run: str, body: Json, encoder: ResponseFrames) -> None:
-        self.id = PREFIX + run
-        self.run = run
+    def __init__(self, of: Rest, body: Json, encoder: ResponseFrames) -> None:
+        self.id = name_of(of)
+        self.run = of.run
         self.body = body
         self.encoder = encoder
         self.steers: list[Steer] = []
@@ -172,6 +173,10 @@ class ResponseSocket:
             try:
                 audit.caller = caller = await self._caller()
                 body = self._body(frame)
+                if MARK in frame and (rest := await decide(self._gateway.runs, caller, body)):
+                    if held:
+                        held.release()
+                    return await self._go_on(caller, rest, body, audit)
                 frame = b""
                 opened, cancels = await self._publish(caller, body)
                 if held:
@@ -216,21 +221,45 @@ class ResponseSocket:
         """
         runs = self._gateway.runs
         audit.use = use = AuditedRun(run=opened.id, model=opened.note.model, span=opened.span)
-        encoder = ResponseFrames(opened.note, opened.id)
-        self._open = current = OpenResponse(opened.id, body, encoder)
+        current = OpenResponse(Rest(opened.id, 0), body, ResponseFrames(opened.note, opened.id))
+        followed = self._gateway.follow(self._surface, opened.id, opened.caller.key, new=not opened.joined)
+
+        def over(*, left: bool) -> None:
+            if left and cancels and not self._socket.scope["state"].get(SERVER_STOPS):
+                runs.client_gone(opened)
+            runs.leave(opened)
+
+        return await self._send_all(current, use.watched(of_part(runs, opened.id, 0, followed)), over)
+
+    async def _go_on(self, caller: Caller, rest: Rest, body: Json, audit: FrameAudit) -> OpenResponse:
+        """Send the rest of a run that has waited for its client, and goes on without it."""
+        runs, note = self._gateway.runs, (await self._gateway.runs.owned(rest.run, caller)).note
+        if note is None:
+            why = "another service began this run: go on with it over HTTP"
+            raise Refusal(Problem(status=409, code="response_conflict", message=why, kind="invalid_request"))
+        audit.use = use = AuditedRun(run=rest.run, model=note.model)
+        current = OpenResponse(rest, body, ResponseFrames(note, rest.run, rest.part))
+        followed = self._gateway.follow(self._surface, rest.run, caller.key)
+        return await self._send_all(current, use.watched(of_part(runs, rest.run, rest.part, followed)))
+
+    async def _send_all(
+        self, current: OpenResponse, followed: AsyncGenerator[PublicEvent], over: Callable[..., None] | None = None
+    ) -> OpenResponse:
+        """Send a response. ``over`` is called once it is over, with whether its client left before its end."""
+        encoder = current.encoder
+        self._open = current
         state = self._socket.scope["state"]
         state[ANSWERING] = True
         ended = False
         try:
-            followed = self._gateway.follow(self._surface, opened.id, opened.caller.key, new=not opened.joined)
-            async with aclosing(use.watched(followed)) as events:
+            async with aclosing(followed) as events:
                 async for event in events:
                     ended = is_end(event)
                     for data in encoder.feed(event):
                         await self._send(data)
                     if ended and isinstance(event, UnknownEvent):
                         raise Malformed(
-                            f"run {opened.id}", "its terminal event is of a type that this gateway does not know"
+                            f"run {current.run}", "its terminal event is of a type that this gateway does not know"
                         )
         except TokenbusError as e:
             for data in encoder.broken(of_exception(e)):
@@ -241,9 +270,8 @@ class ResponseSocket:
         finally:
             self._open = None
             state[ANSWERING] = False
-            if self._client_left and not ended and cancels and not state.get(SERVER_STOPS):
-                runs.client_gone(opened)
-            runs.leave(opened)
+            if over:
+                over(left=self._client_left and not ended)
         await self._over(current)
         return current
 

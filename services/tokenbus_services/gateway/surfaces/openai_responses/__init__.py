@@ -19,11 +19,12 @@ class OpenAIResponsesSurface(Surface):
     read = staticmethod(read)
     refusal = staticmethod(openai_refusal)
 
-    def encoder(self, request: GatewayRequest | None, note: GatewayNote, run: str) -> Encoder:
-        return ResponseStream(note, run, after=starting_after(request) if request else -1)
+    def encoder(self, request: GatewayRequest | None, note: GatewayNote, run: str, part: int = 0) -> Encoder:
+        """``part``: see `Parts`."""
+        return ResponseStream(note, run, after=starting_after(request) if request else -1, part=part)
 
-    def whole(self, note: GatewayNote, run: str) -> WholeAnswer:
-        return WholeResponse(note, run)
+    def whole(self, note: GatewayNote, run: str, part: int = 0) -> WholeAnswer:
+        return WholeResponse(note, run, part)
 
 
 def starting_after(request: GatewayRequest) -> int:

@@ -6,6 +6,7 @@ message of tools.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, cast
 
 import msgspec
@@ -29,6 +30,7 @@ from tokenbus_services.gateway.problem import invalid, unsupported
 from tokenbus_services.gateway.surfaces.fields import Fields
 from tokenbus_services.gateway.surfaces.hosted import originals
 from tokenbus_services.gateway.surfaces.openai_responses.items import Carried, of_field, opened
+from tokenbus_services.gateway.surfaces.openai_responses.parts import ANSWER, REQUEST, of_bus
 
 ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _INPUTS = {"function_call": "arguments", "custom_tool_call": "input"}
@@ -65,6 +67,8 @@ class _Reader:
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self._tools: dict[str, str] = {}
+        self._hosted: dict[str, str] = {}
+        """The provider's own ids of what it asked, by those under which clients were asked."""
 
     def raw(self, item: dict[str, Any]) -> _Read | None:
         """An item of the provider's own, which goes back as it is; None for one that must be understood here."""
@@ -78,6 +82,9 @@ class _Reader:
 
     def read(self, item: Fields) -> _Read:
         """The role and the parts of an item. Raises Refusal."""
+        if of_bus(item.value):
+            item.take_rest()
+            return self._of_bus(item.value)
         if item.peek("type") in _HOSTED and (parts := originals(_carried(item).items)):
             item.take_rest()
             return "assistant", [*parts]
@@ -108,11 +115,45 @@ class _Reader:
 
     def add(self, role: str, parts: list[ContentPart]) -> None:
         """Add to the conversation: what the model says in a row, and its tools, is one message."""
+        if not parts:
+            return
+        if [type(part) for part in parts] == [ToolCallPart, ToolResultPart]:
+            self.add("assistant", parts[:1])
+            self.add("tool", parts[1:])
+            return
         last = self.messages[-1] if self.messages else None
         if role in ("assistant", "tool") and last and last.role == role and isinstance(last.content, list):
             last.content.extend(parts)
         else:
             self.messages.append(Message(role=cast("Any", role), content=parts))
+
+    def _of_bus(self, item: dict[str, Any]) -> _Read:
+        """A request for leave, its answer, or the call that was allowed, as a response from here had them. The provider
+        gets back what it asked itself, with the answer.
+        """
+        match item["type"]:
+            case "mcp_approval_request":
+                carried: Any = item.get("tokenbus")
+                with suppress(msgspec.ValidationError):
+                    for each in of_field(carried).items or []:
+                        if each.get("item") == REQUEST and (name := _id_in(each.get("json", ""))):
+                            self._hosted[item["id"]] = name
+                            return "assistant", [ExtraPart(name=REQUEST, json=each["json"])]
+                return "assistant", []
+            case "mcp_approval_response":
+                if (name := self._hosted.get(item["approval_request_id"])) is None:
+                    return "assistant", []
+                kept = {key: value for key, value in item.items() if key in ("type", "approve", "reason")}
+                answer = msgspec.json.encode({**kept, "approval_request_id": name}).decode()
+                return "assistant", [ExtraPart(name=ANSWER, json=answer)]
+            case _:
+                call_id, name = f"call_{item.get('id')}", str(item.get("name"))
+                error = item.get("error")
+                failure = cast("dict[str, object]", error) if isinstance(error, dict) else {}
+                said = str(failure.get("content", "") if failure else item.get("output") or "")
+                call = ToolCallPart(tool_id=call_id, tool_name=name, arguments=str(item.get("arguments") or ""))
+                result = ToolResultPart(tool_id=call_id, tool_name=name, content=said, is_error=error is not None)
+                return "assistant", [call, result]
 
     def _result(self, item: Fields) -> ToolResultPart:
         call_id = item.needed("call_id", item.text("call_id"))
@@ -131,6 +172,13 @@ class _Reader:
                 content.append(read)
         name, extra = self._tools.get(call_id), item.own("openai-responses")
         return ToolResultPart(tool_id=call_id, content=content, tool_name=name, extra=extra)
+
+
+def _id_in(json: str) -> str:
+    with suppress(msgspec.DecodeError, msgspec.ValidationError, RecursionError):
+        found: object = msgspec.json.decode(json, type=dict[str, Any]).get("id")
+        return found if isinstance(found, str) else ""
+    return ""
 
 
 def _message(item: Fields, carried: Carried) -> _Read:

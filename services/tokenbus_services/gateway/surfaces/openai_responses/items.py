@@ -403,6 +403,28 @@ class ServerItem(OutputItem):
         return []
 
 
+class WholeItem(OutputItem):
+    """An item that is complete when it begins."""
+
+    prefix = ""
+
+    def __init__(self, block: int, state: Json) -> None:
+        self.block = block
+        self.id = state["id"]
+        self.open = True
+        self._pieces = []
+        self.state = state
+
+    def _begun(self, start: BlockStarted | Chunk | BlockComplete) -> Json:
+        return self.state
+
+    def chunk(self, chunk: Chunk) -> list[Json]:
+        return []
+
+    def _completed(self, end: BlockComplete) -> list[Json]:
+        return []
+
+
 def item_of(run: str, start: BlockStarted | Chunk | BlockComplete, namespaces: Mapping[str, str]) -> OutputItem:
     match start.kind:
         case "text" | "audio":  # sound has no item in this API: what it says is a text

@@ -20,10 +20,12 @@ from tokenbus.events.public import (
     Incomplete,
     PublicEvent,
     Restarted,
+    Resumed,
     Retrying,
     RunFailedEvent,
     Started,
     UsageReported,
+    Waiting,
 )
 from tokenbus_services.gateway.problem import Problem, of_run
 from tokenbus_services.gateway.surfaces.contract import Answer, Encoder, GatewayNote, WholeAnswer, encode_line
@@ -36,8 +38,10 @@ from tokenbus_services.gateway.surfaces.openai_responses.items import (
     HostedItem,
     Image,
     OutputItem,
+    WholeItem,
     item_of,
 )
+from tokenbus_services.gateway.surfaces.openai_responses.parts import ANSWER, REQUEST, Asked, Parts
 from tokenbus_services.gateway.surfaces.openai_responses.response_object import ResponseObject, settings_of
 from tokenbus_services.gateway.surfaces.settling import Settling
 
@@ -48,10 +52,14 @@ _VOID = -1
 class ResponseLog:
     """Feed it the run's events from seq 0. `response` is the response as it is then."""
 
-    def __init__(self, note: GatewayNote, run: str, *, streamed: bool) -> None:
+    def __init__(self, note: GatewayNote, run: str, *, streamed: bool, part: int | None = 0) -> None:
         """``streamed``: items that were sent cannot become void; if a turn starts over after its text, the response
-        fails. Otherwise they are removed.
+        fails. Otherwise they are removed. ``part``: of a run that waited for leave; None: all of them as one.
         """
+        self._note = note
+        self._part = part
+        self._parts = Parts()
+        self._asked = Asked(run)
         self._run = run
         self._settings = settings_of(note)
         self._streamed = streamed
@@ -66,6 +74,8 @@ class ResponseLog:
         self._steps = Steps()
         self._hosted: dict[str, HostedItem] = {}
         """Items of another API's provider that wait for their output, by the call's id."""
+        self._beside_blocks = _VOID
+        """Number of the last item that is of no block; below all blocks."""
         self.numbered = 0
         """How many events it has given."""
         self._begun = self.ended = False
@@ -81,11 +91,38 @@ class ResponseLog:
 
     def feed(self, event: PublicEvent) -> list[Json]:
         """Return the events to send, each with its `sequence_number`."""
+        number = self._parts.feed(event)
+        if self._part is not None and number < self._part:
+            for each in self._settling.feed(event):
+                self._encode(each)
+            return []
+        if self._part is not None and number > self._part:
+            return self.asks()
+        if self._part and not self._begun:
+            self._leave_earlier_parts()
         events = self._begin()
         for each in self._settling.feed(event):
             if not self.ended:
                 events += self._encode(each)
         return self._number(events)
+
+    def asks(self) -> list[Json]:
+        """End the response where the run waits for its client."""
+        return [] if self.ended else self._number([*self._begin(), *self._end(self._object.asks())])
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the response ends here, if the log has all that the run waits for."""
+        return self._part is not None and self._parts.number == self._part and self._parts.asks
+
+    def _leave_earlier_parts(self) -> None:
+        """Their items belong to other responses."""
+        self._items.clear()
+        self._index = dict.fromkeys(self._index, _VOID)
+        self._hosted.clear()
+        before = self._object
+        self._object = ResponseObject(self._note, self._run, self._part or 0)
+        self._object.answered_as(before)
 
     def broken(self, problem: Problem) -> list[Json]:
         """End the response with the gateway's own error."""
@@ -116,24 +153,45 @@ class ResponseLog:
             case ImagePreview():
                 item = self._items.get(self._index.get(event.block, -1))
                 return self._of(item, item.preview(event) if item and item.open else [])
+            case BlockComplete(item=item) if item in (REQUEST, ANSWER):
+                if item == REQUEST and not event.cut:
+                    self._asked.hold(event)
+            case Waiting(what="approval"):
+                return self._whole(self._asked.ask(event))
+            case Resumed(what="approval"):
+                answer = self._asked.decided(event)
+                return self._whole(answer) if self._part is None else []
+            case BlockComplete(kind="tool_result") if not self._settings.show_tools:
+                called = self._asked.called(event)
+                return self._whole(called) if called else []
             case BlockComplete(kind="server_tool") if not is_own(event, "openai-responses"):
                 return self._hosted_step(event)
             case BlockComplete():
-                item, events = self._item(event)
-                return [*events, *self._complete(item, event)]
+                return self._complete_item(event)
             case Retrying() | Restarted():
                 if isinstance(event, Retrying) and event.fallback:
                     self._object.answered_by(event.fallback.provider, event.fallback.model)
                 return self._void(event.drop_from, event.error)
             case UsageReported():
-                self._object.usage = event.total
+                self._object.count(event.usage, event.total)
             case Answering():
                 self._object.answered_by(event.provider, event.model)
             case _ if isinstance(event, TERMINAL):
-                return self._end(self._object.end(event))
+                left = [each for block in self._asked.not_asked() for each in self._complete_item(block)]
+                return [*left, *self._end(self._object.end(event))]
             case _:
                 pass
         return []
+
+    def _complete_item(self, event: BlockComplete) -> list[Json]:
+        item, events = self._item(event)
+        return [*events, *self._complete(item, event)]
+
+    def _whole(self, state: Json) -> list[Json]:
+        """An item that is of no block, and complete at once."""
+        self._beside_blocks -= 1
+        item = WholeItem(self._beside_blocks, state)
+        return [*self._added(item), *self._done(item, self._cut(item))]
 
     # --- items --------------------------------------------------------------------------------------------------
 
@@ -251,8 +309,8 @@ DONE = b"data: [DONE]\n\n"
 class ResponseStream(Encoder):
     """Server-sent events, each with its name. ``after``: the `sequence_number` after which they are sent."""
 
-    def __init__(self, note: GatewayNote, run: str, *, after: int = -1) -> None:
-        self._log = ResponseLog(note, run, streamed=True)
+    def __init__(self, note: GatewayNote, run: str, *, after: int = -1, part: int = 0) -> None:
+        self._log = ResponseLog(note, run, streamed=True, part=part)
         self._after = after
 
     def feed(self, event: PublicEvent) -> list[bytes]:
@@ -276,8 +334,8 @@ class ResponseStream(Encoder):
 class ResponseFrames(Encoder):
     """The same events, each as one JSON object: the frames of a WebSocket."""
 
-    def __init__(self, note: GatewayNote, run: str) -> None:
-        self._log = ResponseLog(note, run, streamed=True)
+    def __init__(self, note: GatewayNote, run: str, part: int = 0) -> None:
+        self._log = ResponseLog(note, run, streamed=True, part=part)
 
     @property
     def response(self) -> Json:
@@ -299,8 +357,8 @@ class ResponseFrames(Encoder):
 class WholeResponse(WholeAnswer):
     """The response after the run's end. A run that failed is an HTTP error."""
 
-    def __init__(self, note: GatewayNote, run: str) -> None:
-        self._log = ResponseLog(note, run, streamed=False)
+    def __init__(self, note: GatewayNote, run: str, part: int = 0) -> None:
+        self._log = ResponseLog(note, run, streamed=False, part=part)
         self._run = run
 
     def feed(self, event: PublicEvent) -> Answer | None:
@@ -319,11 +377,16 @@ class WholeResponse(WholeAnswer):
 class ResponseSoFar:
     """The response at any time, as `GET /v1/responses/{id}` has it: a failed run is not an HTTP error here."""
 
-    def __init__(self, note: GatewayNote, run: str) -> None:
-        self._log = ResponseLog(note, run, streamed=False)
+    def __init__(self, note: GatewayNote, run: str, part: int | None = 0) -> None:
+        self._log = ResponseLog(note, run, streamed=False, part=part)
 
     def feed(self, event: PublicEvent) -> None:
         self._log.feed(event)
+
+    def settle(self) -> None:
+        """The log has no more now: the response is over if its run waits for the client."""
+        if self._log.may_end:
+            self._log.asks()
 
     def answer(self) -> Answer:
         return Answer(status=200, body=encode_line(self._log.response))

@@ -13,9 +13,9 @@ from tokenbus.events.usage import Usage
 from tokenbus_services.gateway.problem import Problem
 from tokenbus_services.gateway.surfaces.contract import GatewayNote
 from tokenbus_services.gateway.surfaces.hosted import late_citations
+from tokenbus_services.gateway.surfaces.openai_responses.parts import response_id
 from tokenbus_services.gateway.surfaces.surface import Echo
 
-PREFIX = "resp_"
 STEERED = "steered"
 """Reason of a cancel whose response another one continues."""
 MAX_ECHO_BYTES = 16 * 1024
@@ -86,9 +86,11 @@ def bounded(response: Mapping[str, object]) -> dict[str, object]:
 class ResponseObject:
     """Builds the object at each point of the run."""
 
-    def __init__(self, note: GatewayNote, run: str) -> None:
+    def __init__(self, note: GatewayNote, run: str, part: int = 0) -> None:
+        """``part``: of a run that waited, see `Parts`."""
         self._note = note
         self._run = run
+        self._part = part
         self._settings = settings = settings_of(note)
         self.status: Status = "queued" if settings.background else "in_progress"
         self.usage: Usage | None = None
@@ -101,9 +103,14 @@ class ResponseObject:
         """Note which provider and model speak; None: unchanged."""
         self._beside |= {k: v for k, v in (("provider", provider), ("model", model)) if v}
 
+    def answered_as(self, other: ResponseObject) -> None:
+        """The same provider and model speak."""
+        self._beside |= {k: v for k, v in other._beside.items() if k in ("provider", "model")}
+
     def end(self, event: TerminalEvent) -> str:
         """Apply the run's end; return the type of the event that reports it."""
-        self.usage = event.usage or self.usage
+        if not self._part:
+            self.usage = event.usage or self.usage
         self._completed_at = self._note.created + event.timing.total_ms // 1000
         self.answered_by(event.provider, event.model)
         self._beside |= late_citations(event)
@@ -125,6 +132,16 @@ class ResponseObject:
             case RunFailedEvent(error=error):
                 return self.fail(error.kind, f"{error.code}: {error.message}")
 
+    def asks(self) -> str:
+        """The run waits for its client, which goes on with another response."""
+        self.status = "completed"
+        self._completed_at = self._note.created
+        return "response.completed"
+
+    def count(self, usage: Usage, total: Usage | None) -> None:
+        """Count what a turn took: of the whole run so far, or of this part of it."""
+        self.usage = (self.usage.plus(usage) if self.usage else usage) if self._part else total
+
     def broken(self, problem: Problem) -> str:
         """End the response because of the gateway."""
         code = f"{problem.code}: "
@@ -143,8 +160,10 @@ class ResponseObject:
     def build(self, output: Sequence[Json]) -> Json:
         """The object as it is now, with these items."""
         repeated = {**DEFAULTS, **self._settings.response}
+        if self._part:
+            repeated["previous_response_id"] = response_id(self._run, self._part - 1)
         return {
-            "id": PREFIX + self._run,
+            "id": response_id(self._run, self._part),
             "object": "response",
             "created_at": self._note.created,
             "completed_at": self._completed_at if self.status == "completed" else None,
