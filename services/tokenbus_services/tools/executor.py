@@ -40,6 +40,7 @@ from tokenbus_services.settings import (
     ToolSettings,
 )
 from tokenbus_services.tools.http import EndpointTool
+from tokenbus_services.tools.kept_task import KeptTask
 from tokenbus_services.tools.progress import Deliver, Reporter
 from tokenbus_services.tools.python.executors import PythonExecutors, PythonFunctionTool
 from tokenbus_services.tools.questions import HELD_SHARE, Hold, Holding, Question, check
@@ -125,15 +126,22 @@ class ToolExecutor:
         own_s = declared.timeout_s if declared else None
         return min((s for s in (asked_s, own_s) if s is not None), default=DEFAULT_TOOL_TIMEOUT_S)
 
-    async def execute(self, call: ToolCall, progress: Deliver | None = None, hold: Hold | None = None) -> ToolOutcome:
+    async def execute(
+        self,
+        call: ToolCall,
+        progress: Deliver | None = None,
+        hold: Hold | None = None,
+        task: KeptTask | None = None,
+    ) -> ToolOutcome:
         """Run a call and return its outcome, or what it asks, within its timeout plus a short grace period.
 
         Raises only CancelledError, if cancelled. The tool is then cancelled too. ``progress`` receives the tool's
-        progress reports until this returns. ``hold`` submits questions for which the call waits.
+        progress reports until this returns. ``hold`` submits questions for which the call waits. ``task``: what
+        outlives the worker.
         """
         began = time.monotonic()
         try:
-            outcome = await self._run(call, progress, hold)
+            outcome = await self._run(call, progress, hold, task)
         except ToolFailure as e:
             kind, outcome = e.kind, self._failed(e.problem)
         except Exception as e:
@@ -155,7 +163,9 @@ class ToolExecutor:
         """A text as the result of a call: of a bounded size, without secrets."""
         return self._failed(text) if is_error else await self._results.text(Text(text))
 
-    async def _run(self, call: ToolCall, progress: Deliver | None, hold: Hold | None) -> ToolOutcome:
+    async def _run(
+        self, call: ToolCall, progress: Deliver | None, hold: Hold | None, task: KeptTask | None
+    ) -> ToolOutcome:
         declared = self._registry.get(call.name)
         if declared is None and self.mcp:
             await self.mcp.started(call.name)
@@ -175,7 +185,7 @@ class ToolExecutor:
                 msgspec.structs.replace(asked, timeout_ms=max(1, min(asked.timeout_ms, left_ms)), number=number)
             )
 
-        with Reporter(call.block, progress, self._registry.redact) as reporter, Holding(ask) as holding:
+        with Reporter(call.block, progress, self._registry.redact) as reporter, Holding(ask, task) as holding:
             context = context_of(call, deadline, reporter.report)
             work = declared.tool.run(call, arguments, context, self._results, holding=holding)
             result = await self._within(timeout, work, call.name)

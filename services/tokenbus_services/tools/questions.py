@@ -17,6 +17,7 @@ from tokenbus.events.frames import GivenAnswer, ToolAsked
 from tokenbus.events.waits import MAX_TIMEOUT_S
 from tokenbus.tools import Answered
 from tokenbus_services.json_schema import SchemaError, compile_schema
+from tokenbus_services.tools.kept_task import KeptTask
 
 MOST_QUESTIONS = 100
 """Of one call."""
@@ -100,8 +101,10 @@ HELD_SHARE = 0.9
 class Holding:
     """The questions for which one call waits in its worker. Use as a context manager; they end with the block."""
 
-    def __init__(self, ask: Callable[[Question, int], Awaitable[GivenAnswer]]) -> None:
+    def __init__(self, ask: Callable[[Question, int], Awaitable[GivenAnswer]], task: KeptTask | None = None) -> None:
         """``ask`` asks a question, given how many the call has asked before."""
+        self.task = task
+        """Where the call keeps a task that outlives the worker; None: nowhere."""
         self._ask = ask
         self._numbers = itertools.count()
         self._asking: set[asyncio.Task[GivenAnswer]] = set()

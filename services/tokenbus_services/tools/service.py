@@ -21,7 +21,7 @@ from tokenbus.bus import scripts
 from tokenbus.bus.control import ControlListener
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import Liveness
-from tokenbus.bus.run_record import STATUS, answer_field, call_fence, call_field
+from tokenbus.bus.run_record import STATUS, answer_field, call_fence, call_field, task_field
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
@@ -148,7 +148,7 @@ class ToolService:
             if work.child:
                 await self._look_at_child(work, item.deliveries)
                 continue
-            if item.deliveries > 1 and not await self._is_open(work):
+            if item.deliveries > 1 and not await _TaskOf(self._server, self._keys, work).is_wanted():
                 continue  # its worker died after delivering the result, or nothing waits for it
             begin_ms = self._server.clock.now_ms()
             if item.deliveries > MOST_DELIVERIES:
@@ -159,7 +159,10 @@ class ToolService:
                 call = self._call(work)
                 with self._tracer.working(*span_of(work)):
                     outcome = await self._executor.execute(
-                        call, partial(self._progress, work), partial(self._hold, work)
+                        call,
+                        partial(self._progress, work),
+                        partial(self._hold, work),
+                        _TaskOf(self._server, self._keys, work),
                     )
                 self._metrics.ran(time.perf_counter() - begin, outcome.kind)
             await self._deliver_result(work, outcome)
@@ -245,14 +248,6 @@ class ToolService:
             return STILL_S  # its work will report the problem
         return max((self._executor.timeout_of(work.name, work.timeout_s) for work in calls), default=0) + STILL_S
 
-    async def _is_open(self, work: ToolWork) -> bool:
-        found: list[bytes | None] = await retry_until_available(
-            self._server,
-            lambda: self._server.client.hmget(self._keys.run(work.run), [STATUS, call_field(work.block)]),
-            what="look-up of a tool call",
-        )
-        return found == [b"open", call_fence(work.attempt, len(work.answers)).encode()]
-
     async def _progress(self, work: ToolWork, report: ToolReported) -> None:
         await run_script(self._server, self._script_call(scripts.tool_progress, work, report))
 
@@ -309,6 +304,39 @@ class ToolService:
     def _on_control(self, message: Control) -> None:
         if message.what == "cancel":
             self.calls.cancel(message.run)
+
+
+class _TaskOf:
+    """The task of one call, in its run's hash; see `KeptTask`."""
+
+    def __init__(self, server: Server, keys: Keys, work: ToolWork) -> None:
+        self._server = server
+        self._key = keys.run(work.run)
+        self._work = work
+
+    async def find(self) -> str:
+        found: bytes | None = await retry_until_available(
+            self._server,
+            lambda: self._server.client.hget(self._key, task_field(self._work.block)),
+            what="look-up of a task",
+        )
+        return found.decode() if found else ""
+
+    async def keep(self, task: str) -> bool:
+        work = self._work
+        call = scripts.keep_task(
+            self._key, block=work.block, attempt=work.attempt, answers=len(work.answers), task=task
+        )
+        return bool(await retry_until_available(self._server, lambda: run_script(self._server, call), what="task"))
+
+    async def is_wanted(self) -> bool:
+        work = self._work
+        found: list[bytes | None] = await retry_until_available(
+            self._server,
+            lambda: self._server.client.hmget(self._key, [STATUS, call_field(work.block)]),
+            what="look-up of a tool call",
+        )
+        return found == [b"open", call_fence(work.attempt, len(work.answers)).encode()]
 
 
 def span_of(work: ToolWork) -> tuple[str, str, str, int, int]:

@@ -164,6 +164,11 @@ def answer_field(block: int, number: int) -> str:
     return f"answer:{block}.{number}"
 
 
+def task_field(block: int) -> str:
+    """Field with the task that the call of this block has become at its MCP server."""
+    return f"task:{block}"
+
+
 def so_far_field(attempt: int) -> str:
     """Field with the partial answer that this attempt continues, as messages."""
     return f"so_far:{attempt}"

@@ -39,6 +39,7 @@ command = "{sys.executable}"
 args = ["{OLDER}", "choose"]
 timeout_s = 300
 """
+TASKS = Path(__file__).parents[2] / "services" / "tools" / "mcp" / "task_server.py"
 OWNERS: tuple[Kind, ...] = tuple(kind for kind in WITH_TOOLS if kind not in {"fetcher", "normalizer"})
 """Who has a run that waits: the parser; and who would run its call."""
 
@@ -223,3 +224,68 @@ async def test_a_call_that_waits_in_its_worker_is_asked_for_once_and_gets_the_an
         assert [event["wait"] for event in logs[run] if event["type"] == "resumed"] == asked
         (result,) = [e for e in logs[run] if e["type"] == "block_complete" and e["kind"] == "tool_result"]
         assert result["content"] == f'{{"action": "accept", "content": {{"seat": "{seat}"}}}}'
+
+
+@pytest.mark.leaves_pending
+async def test_a_task_of_a_server_outlives_its_worker_and_ends_with_its_run(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = tmp_path / "notes"
+    notes.touch()
+    monkeypatch.setenv("NOTES", str(notes))
+    settings = f"""
+[stages]
+lease_s = 1.0
+[mcp.here]
+kind = "stdio"
+command = "{sys.executable}"
+args = ["{TASKS}"]
+env_pass = ["NOTES"]
+timeout_s = 300
+"""
+
+    def lines() -> list[str]:
+        return notes.read_text().splitlines()
+
+    def says(word: str, tool: str = "report") -> Script:
+        call = ToolCall(name=f"here__{tool}", arguments={"word": word})
+        return Script(name=word, turns=(Turn(says=Reply(tool_calls=(call,))), Turn(says=Reply(text="Done."))))
+
+    words = ("kept", "cancelled", "asks")
+    async with (
+        MockProvider([says("kept"), says("cancelled"), says("asks", "book")]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS, settings) as workers,
+        Client(server_url, prefix=keys.prefix) as bus,
+    ):
+        tools = [{"name": "here__report"}, {"name": "here__book"}]
+        runs = {word: await send(word, tools=tools) for word in words}
+        await eventually(lambda: waits(server, keys, [runs["asks"]]), timeout=60)
+
+        async def works(word: str) -> bool:
+            return any(event["type"] == "tool_progress" for event in await log_of(server.client, keys, runs[word]))
+
+        for word in ("kept", "cancelled"):
+            await eventually(lambda word=word: works(word), timeout=60)
+        await replaced(workers)
+        asked = len(lines())
+        await eventually(lambda: "asked" in lines()[asked:], timeout=60)
+        await bus.cancel(runs["cancelled"], reason="enough")
+        await eventually(lambda: "cancelled" in lines(), timeout=60)
+        for text, seat in (("Which seat?", "12A"), ("Sure?", "yes")):
+
+            async def is_asked(text: str = text) -> bool:
+                return any([info.text == text async for info in bus.waiting(run=runs["asks"])])
+
+            await eventually(is_asked, timeout=60)
+            (info,) = [info async for info in bus.waiting(run=runs["asks"])]
+            await bus.answer(info.run, info.wait, {"seat": seat}, by="ann")
+        with notes.open("a") as file:
+            file.write("go kept\n")
+        logs: Any = await ended(server.client, keys, list(runs.values()))
+    called = [line for line in lines() if line.startswith("called")]
+    assert sorted(called) == ["called book asks", "called report cancelled", "called report kept"], "each once"
+    for word, content in (("kept", "kept"), ("asks", "12A, accept")):
+        judge.check(logs[runs[word]])
+        (result,) = [e for e in logs[runs[word]] if e["type"] == "block_complete" and e["kind"] == "tool_result"]
+        assert (result["content"], result.get("is_error")) == (content, None)
+    assert logs[runs["cancelled"]][-1]["type"] == "cancelled"

@@ -25,6 +25,8 @@ from tokenbus_services.runtime.mcp_tool_cache import REFRESH_S, McpToolCache
 from tokenbus_services.settings import McpHttp, McpSettings, McpStdio, Settings
 from tokenbus_services.tools.mcp.rounds import Round
 from tokenbus_services.tools.mcp.server import CLOSE_S, Connect, McpServer, outcome_of
+from tokenbus_services.tools.mcp.task import Task
+from tokenbus_services.tools.mcp.task_messages import TaskStarted
 from tokenbus_services.tools.mcp.transports import child, endpoint
 from tokenbus_services.tools.questions import Holding, Question
 from tokenbus_services.tools.results import Results
@@ -142,6 +144,11 @@ class McpTool:
             if question := asked.next(call.answers):
                 return question
             responses, state = asked.responses(call.name, call.answers), asked.state
+            if asked.task:
+                task = Task(self._server, call, asked.task, holding.task, [*asked.before, *asked.keys])
+                return await task.result(context, results, responses or {})
+        elif holding.task and (kept := await holding.task.find()):  # the worker that had the call before was lost
+            return await Task(self._server, call, kept, holding.task).result(context, results)
         pause_s = FIRST_AGAIN_S
         while True:
             result = await self._server.call(
@@ -153,6 +160,9 @@ class McpTool:
             )
             if isinstance(result, types.CallToolResult):
                 return await outcome_of(call.name, result, results)
+            if isinstance(result, TaskStarted):
+                task = Task(self._server, call, result.task_id, holding.task)
+                return await task.begun(context, results, result)
             asked = Round.of(call.name, result, len(call.answers))
             if question := asked.next(call.answers):
                 return question

@@ -34,6 +34,10 @@ class Round(msgspec.Struct, frozen=True):
     """The server's."""
     plain: bool = False
     """The call is sent again without responses, once all pages were visited."""
+    task: str = ""
+    """The call is a task, which gets the responses."""
+    before: list[str] = []
+    """Requests of the task that were answered earlier."""
 
     @classmethod
     def of(cls, tool: str, asked: types.InputRequiredResult | UrlElicitationRequiredError, begun: int) -> Round:
@@ -45,10 +49,19 @@ class Round(msgspec.Struct, frozen=True):
             requests = asked.input_requests or {}
             questions = [_question(tool, request) for request in requests.values()]
             found = cls(begun, list(requests), questions, asked.request_state)
-        if len(found.keys) > MOST_REQUESTS:
-            problem = f"the tool made {len(found.keys)} requests at once; the limit is {MOST_REQUESTS}"
+        return found._bounded(tool)
+
+    @classmethod
+    def of_task(cls, tool: str, task: str, requests: types.InputRequests, before: list[str], begun: int) -> Round:
+        """What a task asks. Raises ToolFailure if it is something else than input of a person."""
+        questions = [_question(tool, request) for request in requests.values()]
+        return cls(begun, list(requests), questions, task=task, before=before)._bounded(tool)
+
+    def _bounded(self, tool: str) -> Round:
+        if len(self.keys) > MOST_REQUESTS:
+            problem = f"the tool made {len(self.keys)} requests at once; the limit is {MOST_REQUESTS}"
             raise ToolFailure(tool, "bad_result", problem)
-        return found
+        return self
 
     def next(self, answers: list[GivenAnswer]) -> Question | None:
         """The first of its questions without an answer; None: all have one."""

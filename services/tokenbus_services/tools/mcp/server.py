@@ -14,7 +14,7 @@ import re
 from base64 import b64decode
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import mcp_types as types
 import msgspec
@@ -24,7 +24,7 @@ from mcp.client import ClientRequestContext, Transport
 from mcp.client.session import IncomingMessage
 from mcp.client.subscriptions import ToolsListChanged
 from mcp.shared.dispatcher import ProgressFnT
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from tokenbus.blobs import DEFAULT_MEDIA_TYPE, parse_media_type
 from tokenbus.bus import process_clock
@@ -33,6 +33,17 @@ from tokenbus.errors import BlobRefused, ToolFailure
 from tokenbus.events.requests import Tool
 from tokenbus_services.json_schema import Schema, SchemaError, compile_schema
 from tokenbus_services.tools.mcp.rounds import question_of, response_to
+from tokenbus_services.tools.mcp.task_messages import (
+    ACK,
+    CANCEL_S,
+    STATE,
+    Tasks,
+    TaskStarted,
+    TaskState,
+    cancel,
+    get,
+    update,
+)
 from tokenbus_services.tools.questions import Holding
 from tokenbus_services.tools.results import Results
 from tokenbus_services.tools.tool import NAME
@@ -160,14 +171,23 @@ CLOSE_S = 8.0
 """How long a connection may take to close properly. After that it is cancelled, and if that fails, abandoned."""
 CUT_S = 2.0
 
-_CALL_RESULT = TypeAdapter[types.CallToolResult | types.InputRequiredResult](
-    types.CallToolResult | types.InputRequiredResult
+_CALL_RESULT = TypeAdapter[types.CallToolResult | types.InputRequiredResult | TaskStarted](
+    types.CallToolResult | types.InputRequiredResult | TaskStarted
 )
+T = TypeVar("T", bound=BaseModel)
 
 Connect = Callable[[Callable[[str], None]], Transport]
 """Creates the transport of one connection; the transport may report the connection as lost."""
 
 _log = structlog.stdlib.get_logger()
+
+
+class _Pages(Exception):
+    """The call is refused until pages were visited."""
+
+    def __init__(self, pages: UrlElicitationRequiredError) -> None:
+        super().__init__()
+        self.pages = pages
 
 
 class ConnectionLost(Exception):
@@ -232,17 +252,13 @@ class McpServer:
         traceparent: str | None = None,
         responses: types.InputResponses | None = None,
         state: str | None = None,
-    ) -> types.CallToolResult | types.InputRequiredResult | UrlElicitationRequiredError:
-        """Call a tool and return the result, or what the server asks before. Raises ToolFailure; if cancelled, notifies
-        the server.
+    ) -> types.CallToolResult | types.InputRequiredResult | TaskStarted | UrlElicitationRequiredError:
+        """Call a tool and return the result, what the server asks before, or the task that the call has become. Raises
+        ToolFailure; if cancelled, notifies the server.
 
         ``holding`` asks what an older server asks in the middle of the call. ``responses``, ``state``: to the last
         round of what it asked before.
         """
-        client = self._client
-        if client is None:
-            problem = f"the MCP server {self.name!r} is not running and will be started again: {self._problem}"
-            raise ToolFailure(tool, "unavailable", problem)
         meta: types.RequestParamsMeta = {}
         if traceparent:
             meta["traceparent"] = traceparent
@@ -256,23 +272,56 @@ class McpServer:
         self._calls.add((tool, holding))
         try:
             # Not `Client.call_tool`, whose result validator may backtrack indefinitely.
-            return await client.session.send_request(
-                types.CallToolRequest(params=params), _CALL_RESULT, progress_callback=progress
-            )
+            return await self._send(tool, types.CallToolRequest(params=params), _CALL_RESULT, progress)
+        except _Pages as e:
+            return e.pages
+        finally:
+            self._calls.discard((tool, holding))
+
+    async def task_state(self, tool: str, task: str) -> TaskState:
+        """The state of a call that has become a task. Raises ToolFailure."""
+        return await self._send(tool, get(task), STATE)
+
+    async def answer_task(self, tool: str, task: str, responses: types.InputResponses) -> None:
+        """Give a task what it asked for; what it has already changes nothing. Raises ToolFailure."""
+        await self._send(tool, update(task, responses), ACK)
+
+    async def cancel_task(self, tool: str, task: str) -> None:
+        """Cancel a task, unless its server cannot be reached at once."""
+        try:
+            async with process_clock.timeout(CANCEL_S):
+                await self._send(tool, cancel(task), ACK)
+        except (TimeoutError, ToolFailure) as e:
+            _log.info("mcp_task_not_cancelled", server=self.name, tool=tool, problem=_describe(e))
+
+    async def _send(
+        self,
+        tool: str,
+        request: types.ClientRequest | types.Request[Any, Any],
+        answer: TypeAdapter[T],
+        progress: ProgressFnT | None = None,
+    ) -> T:
+        """Send a request of a call. Raises ToolFailure, and _Pages."""
+        client = self._client
+        if client is None:
+            problem = f"the MCP server {self.name!r} is not running and will be started again: {self._problem}"
+            raise ToolFailure(tool, "unavailable", problem)
+        try:
+            return await client.session.send_request(request, answer, progress_callback=progress)
         except MCPError as e:
             if pages := _pages_of(e):
-                return pages
-            if e.code == types.CONNECTION_CLOSED or e.message == "Session terminated":
+                raise _Pages(pages) from None
+            lost = e.code == types.CONNECTION_CLOSED or e.message == "Session terminated"
+            if lost:
                 self._check_connection()
-            raise ToolFailure(tool, "mcp_error", f"MCP error {e.code}: {e.message}") from None
+            problem = f"MCP error {e.code}: {e.message}"
+            raise ToolFailure(tool, "unavailable" if lost else "mcp_error", problem) from None
         except ValueError as e:  # includes pydantic's ValidationError, whose text contains what the server sent
             problem = f"the server's response is not a call result: {type(e).__name__}"
             raise ToolFailure(tool, "bad_result", problem) from None
         except Exception as e:
             self._check_connection()
             raise ToolFailure(tool, "unavailable", f"the MCP server was lost during the call: {_describe(e)}") from None
-        finally:
-            self._calls.discard((tool, holding))
 
     async def _connected(self) -> None:
         """Run one connection until it ends or hangs. Raises what ended it."""
@@ -324,7 +373,11 @@ class McpServer:
                 transport = self._connect(self._on_lost)
                 client = await stack.enter_async_context(
                     Client(
-                        transport, cache=None, message_handler=self._on_message, elicitation_callback=self._on_question
+                        transport,
+                        cache=None,
+                        message_handler=self._on_message,
+                        elicitation_callback=self._on_question,
+                        extensions=[Tasks()],
                     )
                 )
                 await self._list(client)

@@ -16,7 +16,7 @@ from tokenbus.bus.scripts.commit import Commit, owe
 from tokenbus.bus.scripts.leases import acquire, count, note, present, release, renew, withdraw_replay
 from tokenbus.bus.scripts.runs.accept import accept, cancel
 from tokenbus.bus.scripts.runs.attempt_fence import RawPart, append_raw, take_job
-from tokenbus.bus.scripts.runs.inputs import append_verdicts, tool_progress, tool_result
+from tokenbus.bus.scripts.runs.inputs import append_verdicts, keep_task, tool_progress, tool_result
 from tokenbus.bus.scripts.runs.waits import decision
 from tokenbus.bus.scripts.script import Arg, LuaScript, ScriptCall, joined
 from tokenbus.bus.scripts.work_queue import BEGUN, claim, finish, hand_back, heartbeat, mark, pages, requeue, retire
@@ -40,6 +40,7 @@ __all__ = [
     "hand_back",
     "heartbeat",
     "joined",
+    "keep_task",
     "mark",
     "note",
     "owe",

@@ -10,6 +10,7 @@ from tests.services.gateway.logs import DONE, Log, log_of
 from tests.unit.core.run.script import RUN, call, text
 from tokenbus.events import normalized as n
 from tokenbus.events.error_info import ErrorInfo
+from tokenbus_services.gateway.response_parts import Rest
 from tokenbus_services.gateway.routes.sockets.response_socket import OpenResponse, ResponseSocket, Steer
 from tokenbus_services.gateway.surfaces.contract import GatewayNote
 from tokenbus_services.gateway.surfaces.openai_responses.response_log import ResponseFrames
@@ -35,7 +36,7 @@ async def ended(log: Log) -> tuple[ResponseSocket, OpenResponse, list[dict[str, 
         encoder.feed(event)
     gateway = SimpleNamespace(settings=SimpleNamespace(send_timeout_s=9.0, body_bytes=9999))
     served = ResponseSocket(cast("Any", gateway), cast("Any", None), cast("Any", None), cast("Any", socket))
-    response = OpenResponse(RUN, BODY, encoder)
+    response = OpenResponse(Rest(RUN, 0), BODY, encoder)
     response.steers.append(Steer("steer_1", PARENT, "in Celsius"))
     response.steers.append(Steer("steer_2", PARENT, [{"role": "user", "content": "now"}]))
     await served._over(response)  # pyright: ignore[reportPrivateUsage]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenbus.bus.run_record import call_fence, call_field
+from tokenbus.bus.run_record import call_fence, call_field, task_field
 from tokenbus.bus.scripts.script import ScriptCall, script
 
 
@@ -34,6 +34,16 @@ def tool_progress(
 def _tool_progress(
     run_key: str, events: str, parser_lease: str, *, run: str, call: str, fence: str, frame: bytes
 ) -> ScriptCall: ...
+
+
+def keep_task(run_key: str, *, block: int, attempt: int, answers: int = 0, task: str) -> ScriptCall:
+    """Keep the task that a call has become at its server: 1, or 0 if the call is not open."""
+    fence = call_fence(attempt, answers)
+    return _keep_task(run_key, call=call_field(block), fence=fence, field=task_field(block), task=task)
+
+
+@script()
+def _keep_task(run_key: str, *, call: str, fence: str, field: str, task: str) -> ScriptCall: ...
 
 
 @script()
