@@ -11,6 +11,7 @@ from tokenbus.bus.run_record import (
     ATTEMPT,
     BYPASSED,
     CHOICE,
+    DEADLINE,
     ERROR,
     FINISH,
     MODEL,
@@ -39,6 +40,7 @@ from tokenbus.core.run.effects import (
     EndWait,
     ForgetRun,
     GiveAnswer,
+    MoveDeadline,
     NextTurn,
     ReleaseFromPolicies,
     RunTools,
@@ -116,6 +118,8 @@ class EffectWriter:
                 commit.put(run_key, answer_field(block, number), encode(given))
             case EndWait(wait):
                 commit.unwait(run_key, self._waiting(s), run=s.run, wait=wait)
+            case MoveDeadline(deadline_ms):
+                commit.put(run_key, DEADLINE, deadline_ms)
             case Draft(events, over):
                 policy_plan = s.accepted.policy_plan
                 traceparent = s.accepted.traceparent if events and events[0].seq == 0 else ""

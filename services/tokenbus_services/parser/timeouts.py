@@ -390,7 +390,8 @@ class Timeouts(msgspec.Struct, frozen=True):
         )
 
     def deadline_passed(self, s: RunState, now_ms: int) -> bool:
-        return 0 < s.accepted.deadline_ms <= now_ms
+        """While the run only waits for somebody, its time stands."""
+        return 0 < s.accepted.deadline_ms <= now_ms and not s.waits_since_ms
 
     def overdue_calls(self, s: RunState, now_ms: int, *, stood_until_ms: int = 0) -> Iterator[PendingCall]:
         """Yield calls whose tool would have returned by now if it had run.

@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing
 from pathlib import Path
@@ -162,6 +163,16 @@ async def test_a_call_runs_after_somebody_allowed_it_and_one_that_fulfils_no_con
 
     at_once = await client.publish(bus.request("pays little", tools=[{"name": "pay"}]))
     assert not any(isinstance(e, Waiting) for e in await events_of(at_once))
+
+
+async def test_the_deadline_of_a_run_stands_while_it_only_waits(bus: LocalBus, client: Client) -> None:
+    run = await begun(client, bus, "pays", "pay", deadline_s=3.0)
+    (info,) = await waits_of(client, run)
+    until = time.monotonic() + 4
+    await eventually(lambda: time.monotonic() > until)
+    assert await is_waiting(client, run, 1)
+    await client.approve(run, info.wait)
+    assert isinstance((await events_of(run))[-1], Completed)
 
 
 async def test_several_calls_are_decided_in_any_order_and_one_with_other_arguments(

@@ -37,6 +37,8 @@ def test_a_deadline_passes_at_its_moment_and_without_one_never() -> None:
     assert not PATIENCE.deadline_passed(s, START_MS + 49)
     assert PATIENCE.deadline_passed(s, START_MS + 50)
     assert not PATIENCE.deadline_passed(Story().run.state, 2**60)
+    s.waits_since_ms = START_MS
+    assert not PATIENCE.deadline_passed(s, START_MS + 50), "it waits for somebody"
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,12 @@ class EndWait(msgspec.Struct, frozen=True):
     wait: str
 
 
+class MoveDeadline(msgspec.Struct, frozen=True):
+    """The run's deadline is later by the time for which it only waited."""
+
+    deadline_ms: int
+
+
 class Draft(msgspec.Struct, frozen=True):
     """Events for the policy stage to judge; `seq` is the draft number."""
 
@@ -96,6 +102,7 @@ Effect = (
     | Wait
     | GiveAnswer
     | EndWait
+    | MoveDeadline
     | Draft
     | Decide
     | ReleaseFromPolicies

@@ -56,7 +56,7 @@ from tokenbus.core.run.attempts import (
 )
 from tokenbus.core.run.block_deltas import add
 from tokenbus.core.run.blocks.block_table import BlockTable
-from tokenbus.core.run.effects import CloseAttempt, Effect, EndWait, ForgetRun, GiveAnswer, RunTools, Wait
+from tokenbus.core.run.effects import CloseAttempt, Effect, EndWait, ForgetRun, GiveAnswer, MoveDeadline, RunTools, Wait
 from tokenbus.core.run.gate import ToolVerdicts
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.state import RunState
@@ -81,7 +81,7 @@ from tokenbus.core.run.tool_calls import (
     publish_progress,
     publish_results,
 )
-from tokenbus.core.run.waits import ask, end_held
+from tokenbus.core.run.waits import ask, end_held, waits_only
 from tokenbus.core.run.waits import decide as decide_wait
 from tokenbus.core.stop_strings import StopScan
 from tokenbus.errors import TooLarge
@@ -215,6 +215,7 @@ class RunMachine:
                         code="image_not_stored", kind="internal", message=str(e), where=e.where, retryable=True
                     )
                 self.fail(error)
+        self._count_wait()
         # Count input events: the number of output events depends on chunk joining, which a replay cannot reproduce.
         s.events_applied += len(frame.events)
         s.seen_ms = max(s.seen_ms, self._now_ms)
@@ -494,12 +495,26 @@ class RunMachine:
         s.history = [self._content()]
         self._hand_out(dispatch_calls(s, self.out, at_ms, verdicts))
         self._publish_results()
+        self._count_wait()
 
     def _hand_out(self, given: list[ToolWork | WaitInfo]) -> None:
         """Hand out calls to workers, and to people and clients what calls wait for."""
         if work := [each for each in given if isinstance(each, ToolWork)]:
             self.effects.append(RunTools(work))
         self.effects += [Wait(each) for each in given if isinstance(each, WaitInfo)]
+
+    def _count_wait(self) -> None:
+        """The deadline bounds what the run does. The time for which it only waits for somebody does not count."""
+        s = self.state
+        waits, since_ms = waits_only(s), s.waits_since_ms
+        if waits and not since_ms:
+            s.waits_since_ms = max(s.seen_ms, self._now_ms)
+        elif since_ms and not waits:
+            s.waits_since_ms = 0
+            if s.accepted.deadline_ms:
+                later_ms = s.accepted.deadline_ms + max(0, self._now_ms - since_ms)
+                s.accepted = msgspec.structs.replace(s.accepted, deadline_ms=later_ms)
+                self.effects.append(MoveDeadline(later_ms))
 
     def _decided(self, event: WaitDecided) -> None:
         s = self.state

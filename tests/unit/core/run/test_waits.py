@@ -9,7 +9,7 @@ import pytest
 from tests.unit.core.run.gated_scripts import HeldStory
 from tests.unit.core.run.script import Story, call, of_type, text
 from tokenbus.core.run.blocks.block_table import CompleteCall
-from tokenbus.core.run.effects import EndRun, EndWait, GiveAnswer, NextTurn, RunTools, Wait
+from tokenbus.core.run.effects import EndRun, EndWait, GiveAnswer, MoveDeadline, NextTurn, RunTools, Wait
 from tokenbus.core.run.waits import needs_approval, waits_only
 from tokenbus.events import normalized as n
 from tokenbus.events.frames import (
@@ -349,3 +349,21 @@ def test_a_cancelled_run_has_denied_what_the_provider_asks() -> None:
     story.control(CancelRequested("enough"))
     assert answered(story) == [("openai-responses.mcp_approval_response", '{"approve":false,"reason":"cancelled"}')]
     assert of_type(story.events, Cancelled)
+
+
+def test_the_time_for_which_a_run_only_waits_does_not_count_for_its_deadline() -> None:
+    story = asked(waits={"f": ALWAYS, "g": ALWAYS}, deadline_after_ms=1_000)
+    begun, before = story.at_ms, story.run.state.accepted.deadline_ms
+    assert story.run.state.waits_since_ms == begun
+    story.reborn()
+    story.at_ms += 4_000
+    story.control(allow("0.0"))
+    moved = before + story.at_ms - begun
+    assert story.run.state.accepted.deadline_ms == moved
+    assert [e.deadline_ms for e in story.effects if isinstance(e, MoveDeadline)] == [moved]
+    assert not story.run.state.waits_since_ms, "a worker has a call"
+    story.control(ToolReturned(0, "one", False))
+    assert story.run.state.waits_since_ms, "the other call waits"
+    story.control(WaitDecided("1.0", "approval", "deny", "d2"))
+    assert story.run.state.phase == "streaming"
+    assert len([e for e in story.effects if isinstance(e, MoveDeadline)]) == 2
