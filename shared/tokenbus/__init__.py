@@ -95,6 +95,7 @@ if TYPE_CHECKING:
     from tokenbus.client.subscriptions.group import SharedSubscription
     from tokenbus.client.subscriptions.ordered import OrderedSubscription
     from tokenbus.client.subscriptions.sentences import Sentence, SentenceSubscription
+    from tokenbus.client.tree_reader import TreeCursor, TreeStep
     from tokenbus.shaping.sentences import SentenceRules
 
 __version__ = "0.1.0.dev0"
@@ -116,6 +117,8 @@ _LATER = {
     "SessionCursor": "tokenbus.client.sessions.reader",
     "SessionStep": "tokenbus.client.sessions.reader",
     "SharedSubscription": "tokenbus.client.subscriptions.group",
+    "TreeCursor": "tokenbus.client.tree_reader",
+    "TreeStep": "tokenbus.client.tree_reader",
     "coalesced": "tokenbus.client.display_pace",
 }
 """Names that are imported when they are first used: most workers have no client, and it is a third of the library."""
@@ -208,6 +211,8 @@ __all__ = [
     "ToolProgress",
     "ToolResult",
     "ToolResultPart",
+    "TreeCursor",
+    "TreeStep",
     "UnknownEvent",
     "UrlSource",
     "Usage",

@@ -35,6 +35,10 @@ SETTINGS = """
 [tools.weather]
 kind = "python"
 call = "tests.clients.test_typescript:weather"
+[tools.research]
+kind = "run"
+provider = "anthropic"
+model = "greeter"
 [providers.anthropic]
 quirks = { models_continuing = ["stalled", "cut-later", "broken"] }
 """
@@ -201,6 +205,8 @@ def test_the_client_and_its_readme_compile_and_it_works_on_the_running_bus(tmp_p
         call = ToolCall(name="weather", arguments={"city": "Oslo"})
         local.model_says("calls", Reply(thinking="Let me see.", text="I'll ask.", tool_calls=(call,)))
         local.model_says("greeter", answer)
+        ask = ToolCall(name="research", arguments={"task": "Go on."})
+        local.model_says("delegates", Reply(tool_calls=(ask, ask)), "Done.")
         cut = Turn(says=Reply(text="It is dry  \n", chunk_size=3), fault=CutOff(after_text="dry"))
         items = Reply(text='{"n": [0], "items": [{"a": 1}, "b]", 2.5]}', chunk_size=5)
         local.model_says("lists", items)
@@ -292,6 +298,10 @@ async def compare_more(local: LocalBus, found: dict[str, Any]) -> None:
         server = bus._deployment.server  # pyright: ignore[reportPrivateUsage]
         dead = [letter.entry async for letter in newest_dead_letters(server, keys, most=9)]
         assert [(letter.run, letter.seq) for letter in dead if letter.group == "runs:poison"] == [("poisoned", 0)]
+        top, shown = found["tree"]
+        tree = [step async for step in bus.follow_tree(top)]
+        assert {step.event.run for step in tree} == {top, f"{top}~0", f"{top}~1"}
+        assert shown == [[step.event.run, step.event.seq, [*step.path], str(step.cursor)] for step in tree]
         session, told = bus.session("talk", tenant="ada"), found["session"]
         steps = [step async for step in session.follow(live=False)]
         tags = [str(step.event.__struct_config__.tag) for step in steps]

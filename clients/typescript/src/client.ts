@@ -18,6 +18,7 @@ import { Server, type Status } from "./server.js";
 import { Subscription, type SubscribeOptions } from "./subscribe.js";
 import { Session } from "./session.js";
 import { listSessions, type SessionInfo, type SessionsOptions } from "./sessions.js";
+import { followTree, type FollowTreeOptions, type TreeStep } from "./tree_reader.js";
 import type { Append, Cancel, Generate, Message, PublicEvent } from "./types.js";
 import { decided, decisionOf, listWaits, type DecideOptions, type WaitDecision, type WaitFate, type WaitInfo, type WaitingOptions } from "./waits.js";
 
@@ -104,6 +105,14 @@ export class Client {
    */
   follow(run: string, options: FollowOptions = {}): AsyncGenerator<PublicEvent, void, undefined> {
     return follow(this.#deployment, run, options);
+  }
+
+  /**
+   * The events of a run and of all child runs below it after a cursor, stored and then live, in an order that is the
+   * same for every reader. Ends when all of these runs have ended. Throws as `follow`.
+   */
+  followTree(run: string, options: FollowTreeOptions = {}): AsyncGenerator<TreeStep, void, undefined> {
+    return followTree(this.#deployment, run, options);
   }
 
   /** Publish a request and give all its events. A loop that is left does not stop the run: `cancel` does. */

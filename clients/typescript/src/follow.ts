@@ -13,7 +13,7 @@ import type { Tail } from "./tail.js";
 import type { PublicEvent, TerminalEvent } from "./types.js";
 
 const LAST = "18446744073709551615";
-const OPEN = new Set(["open", "cancelling", "expiring", "awaited"]);
+export const OPEN = new Set(["open", "cancelling", "expiring", "awaited"]);
 const ENDS = new Set<string>(["completed", "incomplete", "failed", "cancelled"] satisfies TerminalEvent["type"][]);
 
 export interface FollowOptions {
@@ -41,7 +41,7 @@ export async function* follow(deployment: Deployment, run: string, options: Foll
   }
 }
 
-class LogReader {
+export class LogReader {
   ended = false;
   #tail: Tail | undefined;
   readonly #outage: Outage;

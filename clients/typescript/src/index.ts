@@ -11,6 +11,7 @@ export { responseOf, type Response } from "./response.js";
 export type { RunInfo, RunsOptions, RunState } from "./runs.js";
 export { SentenceSubscription, type Sentence, type SentencesOptions } from "./sentences.js";
 export { Session, type AppendOptions, type ConfigureOptions, type Fate, type FollowSessionOptions, type Receipt, type SendOptions, type SessionRequest } from "./session.js";
+export type { FollowTreeOptions, TreeStep } from "./tree_reader.js";
 export type { SessionStep } from "./session_reader.js";
 export type { SessionInfo, SessionsOptions } from "./sessions.js";
 export type { DecideOptions, WaitDecision, WaitFate, WaitInfo, WaitingOptions } from "./waits.js";

@@ -8,9 +8,15 @@ export const DATA_FIELD = "__data__";
 export const TOPICS = ["visible", "chunks", "blocks", "runs", "decisions"] as const;
 export type Topic = (typeof TOPICS)[number];
 
-/** The part of a run's id that decides its partition: all of it, or for a session's run the name of the session. */
+/** The run at the top of the tree; the run itself if no call of another began it. */
+export function rootOf(run: string): string {
+  return run.replace(/(?<=.)(~\d{1,9})+$/s, "");
+}
+
+/** The part of a run's id that decides its partition: of a child run that of its root, of a session's run the session. */
 function placing(run: string): string {
-  return /^s\.[0-9a-f]{24}(\.|$)/.test(run) ? run.slice(0, 26) : run;
+  const root = rootOf(run);
+  return /^s\.[0-9a-f]{24}(\.|$)/.test(root) ? root.slice(0, 26) : root;
 }
 
 /** What the deployment has agreed on. A change of the number of partitions makes new ones. */

@@ -35,6 +35,12 @@ const ask = (model: string, more: Partial<GenerateRequest> = {}): GenerateReques
   ...more,
 });
 
+async function all<T>(given: AsyncIterable<T>): Promise<T[]> {
+  const taken: T[] = [];
+  for await (const one of given) taken.push(one);
+  return taken;
+}
+
 async function until(done: () => boolean | Promise<boolean>): Promise<void> {
   while (!(await done())) await sleep(20);
 }
@@ -240,6 +246,22 @@ test("a session is written to, steered, interrupted, followed from everywhere, f
   await gone.configure({ provider: "anthropic", model: "greeter" });
   await assert.rejects(gone.follow({ after: old }).next(), { code: "session_replaced" });
   await gone.delete();
+});
+
+test("a run is read with the runs below it, and from each cursor on", async () => {
+  const top = await bus.publish(ask("delegates", { tools: [{ name: "research" }] }));
+  const steps = await all(bus.followTree(top));
+  for (const run of [top, `${top}~0`, `${top}~1`]) {
+    assert.deepEqual(steps.filter(({ event }) => event.run === run).map(({ event }) => event), await all(bus.follow(run)));
+  }
+  for (const [n, { cursor }] of steps.entries()) assert.deepEqual(await all(bus.followTree(top, { after: cursor })), steps.slice(n + 1));
+  const child = await all(bus.followTree(`${top}~1`));
+  assert.deepEqual(child.map(({ event }) => event), await all(bus.follow(`${top}~1`)));
+  assert.deepEqual(child[0]?.path, [`${top}~1`]);
+  await assert.rejects(bus.followTree("nobody", { waitMs: 1 }).next(), { code: "run_not_found" });
+  await assert.rejects(bus.followTree(top, { after: "1-0.999" }).next(), { code: "cursor_ahead" });
+  await assert.rejects(bus.followTree(top, { after: "17" }).next(), { code: "invalid_argument" });
+  found["tree"] = [top, steps.map(({ event, path, cursor }) => [event.run, event.seq, path, cursor])];
 });
 
 test("visible text comes as sentences, alone and to a group, and is cut as in Python", async () => {

@@ -27,6 +27,7 @@ from tokenbus.client.deployment import Deployment
 from tokenbus.client.publishing import new_run_id
 from tokenbus.client.rerun import How, derived_id, request_again
 from tokenbus.client.retry_dead_letter import dead_letter_request
+from tokenbus.client.tree_reader import TreeCursor, TreeReader, TreeStep
 from tokenbus.core.request.bounds import is_traceparent, tenant_of
 from tokenbus.errors import ServerError
 from tokenbus.events.public import PublicEvent, Started, blobs_of
@@ -367,6 +368,14 @@ class GatewayRuns:
 
     def follow(self, run: str, *, after: int = -1, new: bool = False) -> AsyncGenerator[PublicEvent]:
         return self._bus.follow(run, after=after, new=new)
+
+    def follow_tree(self, run: str, *, after: TreeCursor | None) -> AsyncGenerator[TreeStep]:
+        return self._bus.follow_tree(run, after=after)
+
+    async def is_end_of_tree(self, run: str, cursor: TreeCursor) -> bool:
+        """Whether the run and all runs below it have ended, and nothing follows the cursor. Raises CursorAhead."""
+        async with TreeReader(self.deployment, run, after=cursor, wait_s=0) as reader:
+            return await reader.is_at_end()
 
     async def messages(self, run: str, *, wait_s: float) -> list[Message]:
         return await self._bus.messages(run, wait_s=wait_s)

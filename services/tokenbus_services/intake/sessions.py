@@ -293,20 +293,21 @@ class SessionAppends:
         indexes = {self._keys.ended_runs(partition), self._keys.ended_runs(partition, tenant)}
         for keys in batched(self._keys_of_ended(session)):
             pipe = self._server.client.pipeline(transaction=False)
-            pipe.unlink(*keys[::2])
-            pipe.unlink(*keys[1::2])
+            for kind in range(3):
+                pipe.unlink(*keys[kind::3])
             for index in indexes:
-                pipe.zrem(index, *(key.rpartition(":")[2] for key in keys[::2]))
+                pipe.zrem(index, *(key.rpartition(":")[2] for key in keys[::3]))
             await retry_until_available(self._server, pipe.execute, what="deletion of a session's runs")
 
     def _keys_of_ended(self, session: _Session, *, newest: int | None = None) -> Iterator[str]:
-        """The hash and the log of each ended run, or of so many ``newest``."""
+        """The hash, the log and the tree of each ended run, or of so many ``newest``."""
         names = self._keys.within(self._keys.partition_of(session.ref))
         ended = session.runs - bool(session.open_run)
         for number in range(max(0, ended - newest) if newest else 0, ended):
             run = session.run(number)
             yield names.run(run)
             yield names.log(run)
+            yield names.tree(run)
 
     async def _configure(
         self, session: _Session, append: Append, item: Configure, name: str, tenant: str
@@ -444,9 +445,9 @@ class SessionAppends:
 
 
 def batched(keys: Iterable[str]) -> Iterator[list[str]]:
-    """The keys in lists of an even length that one command can take."""
+    """The keys in lists that one command can take, of whole threes."""
     rest = iter(keys)
-    while batch := list(islice(rest, AT_ONCE)):
+    while batch := list(islice(rest, 3 * (AT_ONCE // 3))):
         yield batch
 
 

@@ -49,13 +49,13 @@ from tokenbus.core.run.effects import (
 from tokenbus.core.run.gated_run import GatedRun
 from tokenbus.core.run.state import RunState
 from tokenbus.core.run.state_machine import RunMachine
-from tokenbus.events.child_runs import parent_call
+from tokenbus.events.child_runs import TreeEntry, parent_call, root_of
 from tokenbus.events.decisions import Decided
 from tokenbus.events.decisions import decoder as decided_decoder
 from tokenbus.events.decisions import encode as encode_decided
 from tokenbus.events.frames import ANY_FRAME, CancelRequested, Control, Drafts, Lost, RawFrame, ToolWork, encode
 from tokenbus.events.notices import MOST_FIELD_BYTES, Notice, encode_notice
-from tokenbus.events.public import Incomplete, RunFailedEvent, TerminalEvent, Waiting
+from tokenbus.events.public import Incomplete, PublicEvent, RunFailedEvent, TerminalEvent, Waiting
 from tokenbus.events.sessions import SessionRun, session_run
 from tokenbus.events.waits import MAX_TIMEOUT_S, WaitInfo
 
@@ -90,7 +90,7 @@ class EffectWriter:
     ) -> None:
         """Write one effect. ``last``: the run's latest event as published; ``end``: its terminal event, if it came."""
         s, keys = machine.state, self._keys
-        run_key, log = keys.run(s.run), keys.log(s.run)
+        run_key = keys.run(s.run)
         match effect:
             case CloseAttempt(turn, attempt):
                 self._close_attempt(s.run, turn, attempt, "the turn ended in the text", commit)
@@ -107,7 +107,7 @@ class EffectWriter:
                 held = s.gate is not None and not s.gate.bypassed
                 work = msgspec.structs.replace(work, tenant=tenant_of(s.accepted.metadata), held=held)
                 commit.append(self._turns, [s.run, encode(work)])
-                self._lifetimes.renew(commit, run_key, log)
+                self._lifetimes.renew(commit, *self._kept(s))
                 if of_session := session_run(s.run):
                     self._next_turn_in_session(s, of_session, work.turn, commit, steered=steered)
             case RunTools(work):
@@ -133,16 +133,16 @@ class EffectWriter:
             case EndRun(status):
                 self._end(s, status, last, end, commit)
             case ForgetRun():
-                self._lifetimes.end(commit, run_key, log, self._keys.tape(s.run))  # so that none stays forever
+                self._lifetimes.end(commit, *self._kept(s), self._keys.tape(s.run))  # so that none stays forever
 
     def _end(self, s: RunState, status: EndStatus, last: bytes, end: TerminalEvent | None, commit: Commit) -> None:
-        run_key, log = self._keys.run(s.run), self._keys.log(s.run)
+        run_key = self._keys.run(s.run)
         self._close_attempt(s.run, s.turn, s.attempt, f"the run is {status}", commit)
         commit.put(run_key, STATUS, status, RESULT, last, *_summary(s, end))
         self._list_ended(s, commit)
         self._end_in_tree(s, commit)
         of_session = session_run(s.run)
-        self._lifetimes.end(commit, run_key, log, of_session=of_session is not None)
+        self._lifetimes.end(commit, *self._kept(s), of_session=of_session is not None)
         if of_session:
             self._end_in_session(s, of_session, status, commit)
         if s.accepted.record:
@@ -160,6 +160,28 @@ class EffectWriter:
             parent, block = above
             look = ToolWork(parent, 0, 0, block, "", "", "", tenant=tenant_of(s.accepted.metadata), child=s.run)
             commit.append(self._tools, [parent, encode(look)])
+
+    def order_in_tree(self, machine: RunMachine | GatedRun, events: Sequence[PublicEvent], commit: Commit) -> None:
+        """Give these events of the run, which the commit publishes, their place among those of its tree. A run without
+        children has none. Called before the effects are written.
+        """
+        s = machine.state
+        root = root_of(s.run)
+        if root == s.run and not s.children:
+            return
+        work = [call for effect in machine.effects if isinstance(effect, RunTools) for call in effect.work]
+        begins = [call.block for call in work if call.child]
+        tree = self._keys.tree(root)
+        if root == s.run and s.children == len(begins):
+            commit.begin_tree(tree, run=s.run, entry=TreeEntry(s.run, "0-0", s.seq - 1, begins).encode())
+        elif events or begins:
+            first = f"{events[0].attempt}-{events[0].seq}" if events else f"{s.attempt}-{s.seq}"
+            commit.join_tree(tree, run=s.run, entry=TreeEntry(s.run, first, s.seq - 1, begins).encode())
+
+    def _kept(self, s: RunState) -> list[str]:
+        """The keys that live as long as the run. A tree's order is the root's."""
+        keys = [self._keys.run(s.run), self._keys.log(s.run)]
+        return [*keys, self._keys.tree(s.run)] if s.children and parent_call(s.run) is None else keys
 
     def tell(self, s: RunState, event: TerminalEvent | Waiting, commit: Commit) -> None:
         """Tell the run's webhooks of this event."""
@@ -239,7 +261,7 @@ class EffectWriter:
         """
         children = [s.accepted.begins_runs[p.runs.name] for p in s.calls if p.child and p.result is None]
         waits_ms = max([*children, *(p.wait.deadline_ms - at_ms for p in s.calls if p.wait)], default=0)
-        self._lifetimes.renew(commit, self._keys.run(s.run), self._keys.log(s.run), more_ms=waits_ms)
+        self._lifetimes.renew(commit, *self._kept(s), more_ms=waits_ms)
         if s.accepted.record:
             self._lifetimes.renew(commit, self._keys.tape(s.run), more_ms=waits_ms)
         if of := session_run(s.run):

@@ -144,6 +144,7 @@ class ParserLogic(StageLogic):
             turn=turn,
             attempt=attempt,
             seq=position.seq,
+            children=1,  # for all that is known
         )
         self._changed[run] = machine = RunMachine(state)
         machine.fail(error)
@@ -252,6 +253,7 @@ class ParserLogic(StageLogic):
             commit.put(run_key, *fields)
         if events and first:
             self._lifetimes.renew(commit, log)
+        self._effects.order_in_tree(machine, events, commit)
         for effect in machine.effects:
             self._effects.write(machine, effect, last, end, commit)
         machine.effects.clear()

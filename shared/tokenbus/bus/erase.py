@@ -1,9 +1,9 @@
 """Erases runs that have ended: all that the server keeps of them, and a search that finds what is left.
 
-What a run leaves on the server: its hash (request, history, result), its log and its tape; its places in the index; its
-events in the public topics; its entries among the dead letters and in the index of records; the gateway's notes; what
-webhooks are still to tell; and what stages have passed on to each other, which is trimmed as soon as no open run needs
-it.
+What a run leaves on the server: its hash (request, history, result), its log, its tape and the order of its tree; its
+places in the index; its events in the public topics; its entries among the dead letters and in the index of records;
+the gateway's notes; what webhooks are still to tell; and what stages have passed on to each other, which is trimmed as
+soon as no open run needs it.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ async def remains(server: Server, keys: Keys, runs: Collection[str]) -> Counter[
     for page in _pages(runs):
         pipe = server.client.pipeline(transaction=False)
         for run in page:
-            pipe.exists(keys.run(run), keys.log(run), keys.tape(run))
+            pipe.exists(keys.run(run), keys.log(run), keys.tape(run), keys.tree(run))
             pipe.exists(*_notes(keys, run))
             pipe.hexists(keys.record_entries, run)
         replies: list[int] = await pipe.execute()
@@ -283,7 +283,7 @@ def _widen(window: _Window, run: str, accepted: bytes | None, ended: bytes | Non
 def _erase(keys: Keys, run: str, partition: int, tenant: bytes | None) -> Any:
     tenants = ["", tenant.decode()] if tenant else [""]
     indexes = [index(partition, name) for name in tenants for index in (keys.open_runs, keys.ended_runs)]
-    return erase(keys.run(run), keys.log(run), keys.tape(run), indexes, run=run)
+    return erase(keys.run(run), keys.log(run), keys.tape(run), keys.tree(run), indexes, run=run)
 
 
 def _notes(keys: Keys, run: str) -> list[str]:

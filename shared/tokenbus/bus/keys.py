@@ -333,6 +333,10 @@ class Keys:
         """Stream: all public events of the run, ids ``<attempt>-<seq>``."""
         return f"{self.prefix}:{{{self.partition_of(run)}}}:log:{run}"
 
+    def tree(self, root: str) -> str:
+        """Stream: the order of the events of this run and of all child runs below it (`TreeEntry`)."""
+        return f"{self.prefix}:{{{self.partition_of(root)}}}:log:tree/{root}"
+
     def session(self, ref: str) -> str:
         """Hash: the session's configuration and counters. Its log is named as a run's: `log`."""
         return f"{self.prefix}:{{{self.partition_of(ref)}}}:session:{ref}"

@@ -25,6 +25,7 @@ from tokenbus.client.run_list import StateFilter, describe_runs, list_runs, run_
 from tokenbus.client.sessions.listing import list_sessions, session_filter
 from tokenbus.client.sessions.session import Session
 from tokenbus.client.subscriptions.subscriber import TopicSubscriber
+from tokenbus.client.tree_reader import TreeCursor, TreeStep, follow_tree
 from tokenbus.client.waits import RunWaits
 from tokenbus.core.request.parse import MAX_REQUEST_BYTES
 from tokenbus.core.request.validate import check_heard
@@ -197,6 +198,25 @@ class Client(TopicSubscriber, RunWaits):
         return follow(
             self._deployment, run_id_of(run), after=after, wait_s=wait_s, reconnect_s=self._reconnect_s, new=new
         )
+
+    def follow_tree(
+        self,
+        run: AnyRun | str,
+        *,
+        after: TreeCursor | str | None = None,
+        wait_s: float | None = PUBLISHED_WAIT_S,
+    ) -> AsyncGenerator[TreeStep]:
+        """Yield the events of a run and of all child runs below it after a cursor, first the stored ones, then live:
+        none missing, none twice, in an order that is the same for every reader.
+
+        A run's own events are in the order of its log. Ends when all of these runs have ended. ``after``: the cursor of
+        the last step that is known, or its text. If the log of a child has expired, which may be before its parent
+        ends, its events are left out.
+
+        Raises as `follow`, and ValueError for a text that is no cursor.
+        """
+        cursor = TreeCursor.parse(after) if isinstance(after, str) else after
+        return follow_tree(self._deployment, run_id_of(run), after=cursor, wait_s=wait_s, reconnect_s=self._reconnect_s)
 
     async def result(self, run: AnyRun | str, *, wait_s: float | None = PUBLISHED_WAIT_S) -> Response:
         """Wait for the run to end and return its events folded into a response.

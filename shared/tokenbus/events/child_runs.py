@@ -7,6 +7,9 @@ first such mark is that of the tree's root, which decides the partition of all o
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+
+import msgspec
 
 _MARK = "~"
 _CHILD = re.compile(r"(.+)~([0-9]{1,9})")
@@ -36,3 +39,40 @@ def depth_of(run: str) -> int:
     while found := parent_call(run):
         run, depth = found[0], depth + 1
     return depth
+
+
+def path_to(run: str, top: str) -> tuple[str, ...]:
+    """The runs from ``top`` down to this one, both included; empty if it is not below it."""
+    path = [run]
+    while path[0] != top:
+        if (found := parent_call(path[0])) is None:
+            return ()
+        path.insert(0, found[0])
+    return tuple(path)
+
+
+class TreeEntry(msgspec.Struct, frozen=True):
+    """What one commit added to a tree. The entries of a tree's stream give all of its events one order: those of an
+    entry follow those of the entries before it.
+    """
+
+    run: str
+    first: str
+    """Entry id of the run's first event in the commit; ``0-0`` in a tree's first entry, for all that the root had said
+    before.
+    """
+    last: int
+    """The seq of the last one; below the first one's if there is none."""
+    begins: Sequence[int] = ()
+    """Blocks of the calls that begin child runs in this commit."""
+
+    def encode(self) -> bytes:
+        """The value of the entry's only field, whose name is the run."""
+        return " ".join([self.first, str(self.last), *map(str, self.begins)]).encode()
+
+    @classmethod
+    def decode(cls, fields: Mapping[bytes, bytes]) -> TreeEntry:
+        """Read the entry. Raises ValueError."""
+        ((run, value),) = fields.items()
+        first, last, *begins = value.decode().split(" ")
+        return cls(run.decode(), first, int(last), [int(block) for block in begins])

@@ -186,6 +186,7 @@ class Client:
     retry = _new_run(asynchronous.Client.retry)
     resume = _new_run(asynchronous.Client.resume)
     follow = _generator(asynchronous.Client.follow)
+    follow_tree = _generator(asynchronous.Client.follow_tree)
     runs = _generator(asynchronous.Client.runs)
     sessions = _generator(asynchronous.Client.sessions)
     describe = _call(asynchronous.Client.describe)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import aclosing
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from tests.e2e.gateway.served import auth
 from tests.waiting import eventually
-from tokenbus import Client, Run
+from tokenbus import Client, Run, TreeCursor, TreeStep
 from tokenbus.bus.erase import erase_runs, remains, with_children
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.run_record import call_field
 from tokenbus.bus.server.server import Server
-from tokenbus.errors import RequestInvalid
+from tokenbus.errors import CursorAhead, RequestInvalid, RunNotFound
 from tokenbus.events.public import (
     BlockComplete,
     Cancelled,
@@ -107,6 +109,8 @@ def bus() -> Generator[LocalBus]:
         running.model_says("asks", calls(("research", {"task": "Bonn?"})), "Thanks.")
         running.model_says("asks two", calls(("research", {"task": "one"}), ("research", {"task": "two"})), "Thanks.")
         running.model_says("top", calls(("lead", {"task": "lead it"})), "Top.")
+        both = calls(("lead", {"task": "lead it"}), ("research", {"task": "other"}))
+        running.model_says("top two", both, "Top.")
         running.model_says("lead", calls(("research", {"task": "deep"})), "Led.")
         running.model_says("researcher", lambda request: f"Found {request.user_text!r}")
         running.model_says("asks three", calls(*(("research", {"task": n}) for n in "abc")), "Thanks.")
@@ -360,3 +364,92 @@ async def test_only_a_call_begins_a_child(bus: LocalBus, client: Client) -> None
         for more in ({"parent": run.id, "id": f"{run.id}~7"}, {"id": "x~3"}):
             refused = await http.post("/runs", json=body | more)
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, next(iter(more)))
+
+
+async def steps_of(client: Client, run: str, after: str | None = None) -> list[TreeStep]:
+    async with aclosing(client.follow_tree(run, after=after)) as steps:
+        return [step async for step in steps]
+
+
+async def test_a_tree_has_one_order_live_and_later_from_each_cursor_on(bus: LocalBus, client: Client) -> None:
+    top = await begun(client, bus, "top two", "lead", "research")
+    live = await steps_of(client, top.id)
+    lead, other, deep = f"{top.id}~0", f"{top.id}~1", f"{top.id}~0~0"
+    assert {step.event.run: step.path for step in live} == {
+        top.id: (top.id,),
+        lead: (top.id, lead),
+        other: (top.id, other),
+        deep: (top.id, lead, deep),
+    }
+    for run in (top.id, lead, other, deep):
+        assert [step.event for step in live if step.event.run == run] == await events_of(client, run)
+    places = {(step.event.run, type(step.event)): n for n, step in enumerate(live)}
+    for child, above in ((lead, top.id), (other, top.id), (deep, lead)):
+        begins = next(n for n, s in enumerate(live) if isinstance(s.event, ChildStarted) and s.event.child == child)
+        ends = next(n for n, s in enumerate(live) if isinstance(s.event, ChildEnded) and s.event.child == child)
+        assert begins < places[child, Started] < places[child, Completed] < ends < places[above, Completed]
+    assert await steps_of(client, top.id) == live
+    for n, step in enumerate(live):
+        assert TreeCursor.parse(str(step.cursor)) == step.cursor
+        assert await steps_of(client, top.id, str(step.cursor)) == live[n + 1 :]
+    below = await steps_of(client, lead)
+    assert [step.event for step in below] == [step.event for step in live if lead in step.path]
+    assert below[0].path == (lead,)
+
+
+async def test_a_run_without_children_is_a_tree_of_one(bus: LocalBus, client: Client) -> None:
+    run = await begun(client, bus, "researcher")
+    steps = await steps_of(client, run.id)
+    assert [step.event for step in steps] == await events_of(client, run.id)
+    for n, step in enumerate(steps):
+        assert await steps_of(client, run.id, str(step.cursor)) == steps[n + 1 :]
+    async with Server(bus.url) as server:
+        assert not await server.client.exists(Keys("tokenbus", 8).tree(run.id))
+    with pytest.raises(CursorAhead):
+        await steps_of(client, run.id, "0-0.999")
+    with pytest.raises(RunNotFound):
+        await anext(client.follow_tree("nobody", wait_s=0.1))
+    with pytest.raises(RunNotFound):
+        await anext(client.follow_tree("nobody~0", wait_s=0.1))
+    with pytest.raises(ValueError, match="no cursor of a tree"):
+        await steps_of(client, run.id, "17")
+
+
+async def test_a_tree_ends_with_the_last_of_its_runs(bus: LocalBus, client: Client) -> None:
+    run = await begun(client, bus, "waits", "stuck")
+    steps: list[TreeStep] = []
+    async with aclosing(client.follow_tree(run)) as live:
+        async for step in live:
+            steps.append(step)
+            if step.event.run != run.id and isinstance(step.event, Chunk):
+                await run.cancel("enough")
+    ends = [step.event.run for step in steps if isinstance(step.event, Cancelled)]
+    assert ends == [run.id, f"{run.id}~0"]
+    assert await steps_of(client, run.id) == steps
+    with pytest.raises(CursorAhead):
+        await steps_of(client, run.id, "17-0.999~0")
+
+
+async def test_the_gateway_gives_the_tree_of_a_run_and_goes_on_after_an_id(bus: LocalBus, client: Client) -> None:
+    run = await posted(bus, KEY, "asks", "research")
+    steps = await steps_of(client, run)
+    other = new_key()
+    async with httpx.AsyncClient(base_url=bus.gateway, timeout=60) as http:
+
+        async def told(after: str | None = None, key: NewKey = KEY) -> httpx.Response:
+            last = {} if after is None else {"last-event-id": after}
+            return await http.get(f"/runs/{run}/events", params={"tree": "true"}, headers={**auth(key), **last})
+
+        def shown(answer: httpx.Response) -> list[tuple[str, dict[str, Any]]]:
+            lines = [event.split("\n") for event in answer.text.split("\n\n") if event.startswith("id: ")]
+            return [(one[0].removeprefix("id: "), json.loads(one[2].removeprefix("data: "))) for one in lines]
+
+        events = shown(await told())
+        assert [(place, data.pop("path")) for place, data in events] == [(str(s.cursor), [*s.path]) for s in steps]
+        assert [data for _, data in events] == [msgspec.to_builtins(step.event) for step in steps]
+        middle = len(steps) // 2
+        assert [place for place, _ in shown(await told(events[middle][0]))] == [p for p, _ in events[middle + 1 :]]
+        assert (await told(events[-1][0])).status_code == 204
+        assert (await told("17")).json()["error"]["param"] == "after"
+        assert (await told(key=NARROW)).status_code == 404
+        assert (await told(key=other)).status_code == 401

@@ -160,16 +160,23 @@ def chat(
 
 @click.command()
 @click.argument("run", shell_complete=run_ids)
-@click.option("--after", type=click.IntRange(-1), default=-1, help="Show only the events after this seq.")
+@click.option("--after", metavar="SEQ", help="Show only the events after this seq; with --tree, after this cursor.")
+@click.option("--tree", is_flag=True, help="Show the events of all child runs below RUN too, in one order.")
 @json_events
-def follow(run: str, after: int, as_json: bool) -> int:
+def follow(run: str, after: str | None, tree: bool, as_json: bool) -> int:
     """Show all events of RUN, stored and live, to its end.
+
+    With --tree and --json, each event has the `path` to its run and the `cursor` behind it.
 
     Exit code: 0 completed, 4 incomplete, 5 failed, 6 cancelled.
     """
-    from tokenbus_services.cli.runs.send import follow
+    from tokenbus_services.cli.runs.send import follow, follow_tree
 
-    return asyncio.run(follow(run, after=after, as_json=as_json))
+    if tree:
+        return asyncio.run(follow_tree(run, after=after, as_json=as_json))
+    if after is not None and not (after.isdecimal() or after == "-1"):
+        raise click.BadParameter("must be the seq of an event", param_hint="--after")
+    return asyncio.run(follow(run, after=-1 if after is None else int(after), as_json=as_json))
 
 
 @click.command()

@@ -50,6 +50,11 @@ def print_json(value: object) -> None:
     write(msgspec.json.encode(value) + b"\n")
 
 
+def fields_of(event: TopicEvent) -> dict[str, object]:
+    """The event as a JSON object."""
+    return msgspec.to_builtins(event.fields if isinstance(event, UnknownEvent) else event)
+
+
 def write(data: bytes) -> None:
     """Write bytes to stdout at once."""
     sys.stdout.buffer.write(data)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from typing import Any, BinaryIO, Literal
 
 import msgspec
 
-from tokenbus import Client
+from tokenbus import Client, TreeCursor
 from tokenbus.bus.keys import SubscribedTopic
 from tokenbus.errors import RequestInvalid, RunError, RunNotFound, SettingsError
 from tokenbus.events.public import RunEnd, RunFailedEvent
@@ -18,7 +19,7 @@ from tokenbus_services.cli import connect as reaching
 from tokenbus_services.cli import exit_codes as ending
 from tokenbus_services.cli import mock
 from tokenbus_services.cli.render import event_text as wording
-from tokenbus_services.cli.render.output import Show, showing
+from tokenbus_services.cli.render.output import Show, fields_of, print_json, showing
 
 Request = Mapping[str, object]
 WAIT_S = 60
@@ -138,6 +139,27 @@ async def follow(run: str, *, after: int, as_json: bool) -> int:
     async with reaching.client() as bus:
         with showing(as_json=as_json) as show:
             return await show_run(bus, run, show, after=after)
+
+
+async def follow_tree(run: str, *, after: str | None, as_json: bool) -> int:
+    """Show a run with the runs below it from a cursor to their end; return the exit code for the run's outcome."""
+    try:
+        cursor = None if after is None else TreeCursor.parse(after)
+    except ValueError as e:
+        raise SettingsError("options", "--after", str(e)) from None
+    async with reaching.client() as bus:
+        with showing(as_json=as_json, many_runs=True) as show:
+            async with aclosing(bus.follow_tree(run, after=cursor, wait_s=10.0)) as steps:
+                async for step in steps:
+                    if as_json:
+                        print_json({**fields_of(step.event), "path": step.path, "cursor": str(step.cursor)})
+                    else:
+                        show(step.event)
+        try:
+            await bus.result(run)
+        except RunError as e:
+            return ending.code_of(e)
+        return 0
 
 
 async def show_run(bus: Client, run: str, show: Show, *, after: int = -1, wait_s: float = 10.0) -> int:

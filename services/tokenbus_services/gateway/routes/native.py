@@ -4,7 +4,8 @@
 ``GET /runs``                 runs, the newest first: ``?state= &tenant= &older_than= &limit= &after=``; see `run_list`
 ``GET /runs/{id}``            the run's output so far as one object; with ``?wait=true`` after its end
 ``GET /runs/{id}/events``     its events; ``Last-Event-ID`` or ``?after=SEQ`` go on after one; 204 if there are no more;
-                              ``?names=false``: without names, for `onmessage`
+                              ``?names=false``: without names, for `onmessage`; ``?tree=true``: with those of all
+                              child runs below it
 ``POST /runs/{id}/cancel``    ``{"reason", "heard_through", "heard_characters"}``: 202
 ``POST /runs/{id}/retry``     the same request again, ``resume``: from its text on: 202 with the new run's id
 ``GET /runs/{id}/blobs/{id}`` a blob that the run's events name
@@ -24,7 +25,7 @@ from starlette.responses import Response as HttpResponse
 from starlette.responses import StreamingResponse
 from starlette.routing import BaseRoute
 
-from tokenbus import Response
+from tokenbus import Response, TreeCursor
 from tokenbus.bus.keys import PublicTopic
 from tokenbus.bus.liveness import stop_task
 from tokenbus.client.decode import is_end
@@ -36,12 +37,19 @@ from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway, Handler
 from tokenbus_services.gateway.http_request import headers_in
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid
-from tokenbus_services.gateway.routes.run_list import RunQuery, page_of
+from tokenbus_services.gateway.routes.run_list import RunQuery, flag_in, page_of
 from tokenbus_services.gateway.routes.session_routes import awaited, rejoined, surface_routes
 from tokenbus_services.gateway.runs import not_found
 from tokenbus_services.gateway.surfaces.contract import Answer, WholeAnswer
 from tokenbus_services.gateway.surfaces.fields import Fields, is_whole, json_body
-from tokenbus_services.gateway.surfaces.native import NativeEncoder, NativeSurface, accepted, broken, event_lines
+from tokenbus_services.gateway.surfaces.native import (
+    NativeEncoder,
+    NativeSurface,
+    accepted,
+    broken,
+    event_lines,
+    lines_of,
+)
 
 T = TypeVar("T")
 CHECK_S = 5.0
@@ -88,12 +96,36 @@ class _NativeRoutes:
     async def events(self, request: Request) -> Any:
         """The events after a seq."""
         run, _ = await self._owned(request)
+        if flag_in("tree", request.query_params.get("tree", "false")):
+            return await self._tree(request, run)
         after = _after(request)
         last = await self._gateway.runs.last_event(run)
         if isinstance(last, TERMINAL) and last.seq <= after:
             return HttpResponse(status_code=204)
         named = _named(request)
         return rejoined(self._gateway, self.surface, run, lambda first: NativeEncoder(named=named), after=after)
+
+    async def _tree(self, request: Request, run: str) -> Any:
+        """The events of the run and of all child runs below it after a cursor."""
+        given = headers_in(request).get("last-event-id") or request.query_params.get("after")
+        try:
+            after = None if given is None else TreeCursor.parse(given)
+        except ValueError:
+            raise invalid("after", "must be the id of an event of a tree") from None
+        named = _named(request)
+        if after is not None and await self._gateway.runs.is_end_of_tree(run, after):
+            return HttpResponse(status_code=204)
+
+        async def check() -> None:
+            await self._owned(request)
+
+        lines = live_lines(
+            self._gateway.runs.follow_tree(run, after=after),
+            lambda step: lines_of(step.event, number=str(step.cursor), named=named, path=step.path),
+            keep_alive_s=self._gateway.times.keep_alive_s,
+            check=check,
+        )
+        return asgi.EventStream(lines, broken=broken, send_timeout_s=self._gateway.times.send_timeout_s)
 
     async def cancel(self, request: Request) -> Any:
         """Ask for the run's end."""

@@ -81,6 +81,7 @@ WAIT = Operation("w", 7, keys=slice(0, 2))  # indexes of waits, of all and of th
 UNWAIT = Operation("y", 4, keys=slice(0, 2))  # the same indexes; run, wait
 CANCEL_CHILD = Operation("k", 8, keys=slice(0, 5))
 # events, raw, control, leases of parser and normalizer; run, event, control frame
+JOIN_TREE = Operation("j", 2)  # run, entry
 _NAMED = {
     "PUBLISH": PUBLISH,
     "APPEND": APPEND,
@@ -98,6 +99,7 @@ _NAMED = {
     "WAIT": WAIT,
     "UNWAIT": UNWAIT,
     "CANCEL_CHILD": CANCEL_CHILD,
+    "JOIN_TREE": JOIN_TREE,
 }
 OPERATIONS = {operation.letter: operation for operation in _NAMED.values()}
 """By letter."""
@@ -339,6 +341,16 @@ class Commit:
         """
         places = [self._key(key, kind) for key, kind in zip(inputs, "ssshh", strict=True)]
         self._ops += (CANCEL_CHILD.letter, self._key(run_key, "H"), *places, run, event, control_frame)
+
+    def begin_tree(self, tree: str, *, run: str, entry: bytes) -> None:
+        """Write the first entry of a tree's order, in place of that of an earlier run with the root's id."""
+        self.expire(tree, 0)
+        self.append(tree, [run, entry], of_run=True)
+
+    def join_tree(self, tree: str, *, run: str, entry: bytes) -> None:
+        """Append an entry to a tree's order, unless it has expired: nothing would delete it then."""
+        self._data += len(entry)
+        self._ops += (JOIN_TREE.letter, self._key(tree, "S"), run, entry)
 
     def arrived(self, lease: str, size: int) -> None:
         """Count ``size`` bytes as arrived at the group with this lease hash; the reply includes the group's lag."""

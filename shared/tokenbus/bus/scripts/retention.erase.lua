@@ -3,6 +3,7 @@
 --   run_key  hash rw
 --   log  stream w
 --   tape  stream w
+--   tree  stream w  the order of its tree
 --   indexes...  sorted set w
 -- ARGV
 --   run
@@ -13,5 +14,5 @@ local unended = {open = true, cancelling = true, expiring = true}
 local status = redis.pcall('HGET', run_key, 'status')
 if type(status) == 'string' and unended[status] then return 0 end
 for i = indexes_at, #KEYS do redis.pcall('ZREM', KEYS[i], run) end
-redis.call('UNLINK', run_key, log, tape)
+redis.call('UNLINK', run_key, log, tape, tree)
 return 1

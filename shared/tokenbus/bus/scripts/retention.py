@@ -29,6 +29,6 @@ def _forget(ended_runs: str, keys: Sequence[str], *, held_after: int, runs: Sequ
 
 
 @script()
-def erase(run_key: str, log: str, tape: str, indexes: Sequence[str], *, run: str) -> ScriptCall:
+def erase(run_key: str, log: str, tape: str, tree: str, indexes: Sequence[str], *, run: str) -> ScriptCall:
     """Delete the keys of a run that is not open, and its places in the index. Reply: 1; 0 if the run is open."""
     ...

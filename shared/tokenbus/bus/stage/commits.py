@@ -28,6 +28,7 @@ from tokenbus.bus.server.run_scripts import run_script, run_scripts
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.server.stream_reader import id_key
 from tokenbus.bus.stage.partition import AppliedBatch, Partition, Poison
+from tokenbus.events.child_runs import root_of
 from tokenbus.events.error_info import ErrorInfo
 
 log = logging.getLogger(__name__)
@@ -329,7 +330,7 @@ def repair_commit(past: Partition, lost: Sequence[AppliedBatch], numbers: Mappin
     run that is there at the commit is ignored: its request may come again meanwhile. Reload the partition afterwards.
     """
     commit, logic, keys = scripts.Commit(past.lease_key, past.stream), past.logic, past.keys
-    ours = {key for run in numbers for key in (keys.run(run), keys.log(run))}
+    ours = {key for run in numbers for key in (keys.run(run), keys.log(run), keys.tree(root_of(run)))}
     for batch in lost:
         past.replay(batch.entries)
         commit.repeat(batch.commit, ours)

@@ -533,7 +533,8 @@ def _forget(w: World) -> ScriptCall:
 
 
 def _erase(w: World, run: str) -> ScriptCall:
-    return retention.erase(w.keys.run(run), w.keys.log(run), w.keys.tape(run), [w.keys.ended_runs(0)], run=run)
+    keys = (w.keys.run(run), w.keys.log(run), w.keys.tape(run), w.keys.tree(run))
+    return retention.erase(*keys, [w.keys.ended_runs(0)], run=run)
 
 
 def _erase_ended(w: World) -> ScriptCall:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from tokenbus.core.request.parse import request_from
@@ -95,12 +97,15 @@ def event_lines(event: PublicEvent, *, numbered: bool, named: bool = True) -> by
     return lines_of(event, number=str(event.seq) if numbered else None, named=named)
 
 
-def lines_of(event: PublicEvent | AnySessionEvent, *, number: str | None, named: bool = True) -> bytes:
-    """One server-sent event with this id."""
+def lines_of(
+    event: PublicEvent | AnySessionEvent, *, number: str | None, named: bool = True, path: Sequence[str] = ()
+) -> bytes:
+    """One server-sent event with this id. ``path``: the runs above that of the event, and it."""
     if isinstance(event, UnknownEvent):
-        name, data = event.event_type, encode_line(event.fields)
+        name, fields = event.event_type, event.fields
     else:
-        name, data = str(event.__struct_config__.tag), encode_line(event)
+        name, fields = str(event.__struct_config__.tag), event
+    data = encode_line({**msgspec.to_builtins(fields), "path": path} if path else fields)
     of_number = b"id: " + number.encode() + b"\n" if number is not None else b""
     kind = b"event: " + name.encode() + b"\n" if named else b""
     return of_number + kind + b"data: " + data + b"\n\n"

@@ -1,7 +1,7 @@
 -- The writes of a commit, and what of them must not fail it.
 -- Uses: index_ended, append_frame, session_run, waits, stop_run
 -- Constants: PUBLISH, APPEND, PUBLISH_TO_TOPIC, COUNT, SET, DELETE, EXPIRE, CLOSE_ATTEMPT, END_RUN, VOID,
---   END_SESSION_RUN, STEER_SESSION_RUN, WAIT, UNWAIT, CANCEL_CHILD
+--   END_SESSION_RUN, STEER_SESSION_RUN, WAIT, UNWAIT, CANCEL_CHILD, JOIN_TREE
 local function of_session(step, s, run, ...)
   -- A step of a session fails no commit, which is of other runs too: keys of a wrong type hold up this session only.
   -- Redis does not undo what the step wrote, and the worker's reply does not tell, so the server's log does.
@@ -112,6 +112,9 @@ local function operate(i, final, base, alien, most, now, lags, added)
         stop_run(key, at[2], at[5], at[3], run, control_frame, h, 'the parent run ended', 'cancelling')
       end
       i = i + 10
+    elseif op == JOIN_TREE then
+      if ours then redis.call('XADD', key, 'NOMKSTREAM', '*', ARGV[i + 2], ARGV[i + 3]) end
+      i = i + 4
     else -- ARRIVED
       local arrived = redis.call('HINCRBY', key, 'arrived', ARGV[i + 2])
       if lags then lags[#lags + 1] = arrived - tonumber(redis.call('HGET', key, 'done') or '0') end
