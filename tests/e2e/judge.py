@@ -19,6 +19,29 @@ def check(log: Log) -> None:
     _check_blocks(log)
 
 
+def check_tree(order: list[tuple[str, str]], logs: dict[str, Log]) -> None:
+    """The order names each event of the tree's runs once, and a child's between the beginning and the end of its call.
+
+    ``order``: run and value of each entry. ``logs``: those of all runs of the tree, each whole.
+    """
+    placed: list[dict[str, Any]] = []
+    begun: set[str] = set()
+    for run, value in order:
+        first, last, *blocks = value.split(" ")
+        begin = int(first.rpartition("-")[2])
+        placed += logs[run][begin : int(last) + 1]
+        begun |= {f"{run}~{block}" for block in blocks}
+    assert {event["run"] for event in placed} == logs.keys()
+    assert logs.keys() - begun == {run for run in logs if "~" not in run}
+    for run, log in logs.items():
+        assert [event for event in placed if event["run"] == run] == log, f"{run} is not whole, or not in its order"
+    for run in begun & logs.keys():
+        places = [n for n, event in enumerate(placed) if event["run"] == run]
+        for n, event in enumerate(placed):
+            if event.get("child") == run:
+                assert n < places[0] if event["type"] == "child_started" else n > places[-1]
+
+
 def _check_blocks(log: Log) -> None:
     written: dict[int, str] = {}
     done: set[int] = set()

@@ -253,6 +253,19 @@ class _Scene:
             most = len(case.texts) - 1 if case.tool == DELEGATE else 0
             if children[case.run] > most and not self._lost_writes:
                 self.problems.append(f"{case.run} has {children[case.run]} child runs for {most} calls")
+            await self._judge_tree(server, case)
+
+    async def _judge_tree(self, server: Server, case: Case) -> None:
+        """All events of the tree have one order."""
+        order = await server.client.xrange(KEYS.tree(case.run))
+        if not order or self._lost_writes:
+            return
+        entries = [(run.decode(), value.decode()) for _, fields in order for run, value in fields.items()]
+        logs = {run: await _events(server, KEYS.log(run)) for run in {case.run, *(run for run, _ in entries)}}
+        try:
+            judge.check_tree(entries, logs)
+        except AssertionError as e:
+            self.problems.append(f"{case.run}: its tree: {e}: {entries}")
 
     def _judge_words(self, case: Case, log: list[Event]) -> None:
         ended = log[-1]["type"]

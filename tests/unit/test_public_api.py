@@ -183,6 +183,7 @@ def test_a_client_has_these_methods():
         "cancel": ["self", "run", "reason", "heard_through", "heard_characters"],
         "describe": ["self", "runs"],
         "follow": ["self", "run", "after", "wait_s", "new"],
+        "follow_tree": ["self", "run", "after", "wait_s"],
         "messages": ["self", "run", "wait_s", "heard_through", "heard_characters"],
         "publish": ["self", "request", "wait"],
         "resume": ["self", "run", "again"],
@@ -258,5 +259,5 @@ def test_every_call_waits_equally_long_for_a_run_that_is_still_queued() -> None:
         for parameter in inspect.signature(method).parameters.values()
         if parameter.name == "wait_s" and not name.startswith("_")
     }
-    assert len(defaults) == 26
+    assert len(defaults) == 28
     assert set(defaults.values()) == {PUBLISHED_WAIT_S}, defaults

@@ -100,6 +100,7 @@ async def test_a_child_runs_once_whoever_is_killed(
 
         await eventually(settled, timeout=60)
         assert await held() == set()
+        trees = {run: await server.client.xrange(keys.tree(run)) for run in runs}
         known = [key.decode() async for key in server.client.scan_iter(match=f"{keys.prefix}:*:run:*")]
 
     assert sorted(name.rpartition(":")[2] for name in known) == sorted([*runs, *children])
@@ -108,6 +109,8 @@ async def test_a_child_runs_once_whoever_is_killed(
         assert [event["type"] for event in inner[child]].count("started") == 1
     for run in runs:
         judge.check(logs[run])
+        order = [(name.decode(), value.decode()) for _, fields in trees[run] for name, value in fields.items()]
+        judge.check_tree(order, {run: logs[run], **{child: inner[child] for child in (f"{run}~0", f"{run}~1")}})
         results = [e["content"] for e in logs[run] if e["type"] == "block_complete" and e["kind"] == "tool_result"]
         assert results == ["Here it is, all."] * 2
         assert [e["child"] for e in logs[run] if e["type"] == "child_ended"] == [f"{run}~0", f"{run}~1"]
