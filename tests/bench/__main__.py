@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from typing import Never
 
 from tests.bench import readme
-from tests.bench.figures import NAMES, SECTIONS, WARM, Figure, decoded, measured
+from tests.bench.figures import NAMES, SECTIONS, WARM, Figure, decoded, measured, walked
 from tests.bench.measure import Meter
 from tests.bench.report import Report, as_json, as_table, machine
 from tests.bench.sections.beside import beside
@@ -34,6 +34,7 @@ from tests.bench.stack import running
 
 ALONE: dict[str, Callable[[], list[Figure]]] = {
     "decode": decoded,
+    "path": walked,
     "cancel": cancelled,
     "intake": taken_in,
     "intake-cpu": intake_costs,

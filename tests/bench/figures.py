@@ -8,6 +8,7 @@ from statistics import median
 
 import msgspec
 
+from tests.bench.in_process.chunk_path import measured_path
 from tests.bench.in_process.decode import DIALECTS, decoding
 from tests.bench.in_process.prefill import reading
 from tests.bench.in_process.redact import redacting
@@ -120,6 +121,11 @@ def _idle(meter: Meter) -> list[Figure]:
         Figure(name=f"CPU of an idle {name}", unit="%", value=percent, aim="≤ 1 %", met=percent <= 1)
         for name, percent in meter.idle(IDLE_S).items()
     ]
+
+
+def walked() -> list[Figure]:
+    """A chunk's way through a pipeline worker, in one process."""
+    return [Figure(name=name, unit=unit, value=value) for name, unit, value in measured_path()]
 
 
 def decoded() -> list[Figure]:

@@ -85,6 +85,7 @@ class AttemptWriter:
     ) -> None:
         self.run = run
         self.partition = writer.keys.partition_of(run)
+        self._run_key = writer.keys.run(run)
         self.turn = turn
         self.attempt = attempt
         self.items: list[RawItem | _JobMark] = []
@@ -196,7 +197,7 @@ class AttemptWriter:
         elif record.bypassed:
             self.held = False
 
-    def part(self, keys: Keys) -> tuple[RawPart, int, int]:
+    def part(self) -> tuple[RawPart, int, int]:
         """Return the first queued items as one frame, with their count and their size in bytes. They stay queued
         until written.
 
@@ -215,7 +216,7 @@ class AttemptWriter:
         items = _joined(self.items[:count])
         final = self.final and count == len(self.items)
         frame = encode(RawFrame(self.turn, self.attempt, self.frames, self.writer.now_ms(), items))
-        part = RawPart(self.run, keys.run(self.run), self.attempt, self.frames, final, frame, self.name, *marks[-1:])
+        part = RawPart(self.run, self._run_key, self.attempt, self.frames, final, frame, self.name, *marks[-1:])
         return part, count, size
 
     def written(self, count: int, size: int) -> None:

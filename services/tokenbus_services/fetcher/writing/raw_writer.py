@@ -204,7 +204,7 @@ class RawWriter:
                 self.touch(attempt, True)  # it is among the first in the next flush
                 continue
             try:
-                part, count, size = attempt.part(self.keys)
+                part, count, size = attempt.part()
             except Exception as e:  # concerns this attempt only
                 attempt.break_off(e)
                 continue

@@ -37,8 +37,8 @@
 -- Uses: now_ms, make_room, attempt_fence, misfits, operate, move_offset, lag_of
 -- Constants: MOST_UNREAD
 local now, n = now_ms(), tonumber(runs)
-local one = redis.call('HMGET', lease_one, 'token', 'offset', 'flush', 'entries', 'done', 'owed')
-local two = redis.call('HMGET', lease_two, 'token', 'offset', 'entries', 'done', 'owed')
+local one = redis.call('HMGET', lease_one, 'token', 'offset', 'flush', 'entries', 'done', 'owed', 'watermark')
+local two = redis.call('HMGET', lease_two, 'token', 'offset', 'entries', 'done', 'owed', 'watermark')
 if one[1] ~= token_one or two[1] ~= token_two then return {'fenced', one[1] or '0', two[1] or '0'} end
 if one[3] == flush then return {'already', one[2], two[2]} end
 local owing = (one[6] or '') ~= '' or (two[5] or '') ~= ''
@@ -87,11 +87,11 @@ local events = added[input_two] or seen_two
 local till = now + ttl_ms
 local read, done = (one[4] or 0) + count_one, (one[5] or 0) + size_one
 local watermark = watermark_one ~= '' and watermark_one or raw
-move_offset(lease_one, input_one, raw, watermark, till, read, done, mirror_one, 'flush', flush)
+move_offset(lease_one, input_one, raw, one[7], watermark, till, read, done, mirror_one, 'flush', flush)
 if events ~= begin_two then
   read, done = (two[3] or 0) + count_two, (two[4] or 0) + size_two
   watermark = watermark_two ~= '' and watermark_two or events
-  move_offset(lease_two, input_two, events, watermark, till, read, done, mirror_two)
+  move_offset(lease_two, input_two, events, two[6], watermark, till, read, done, mirror_two)
 end
 if policy_lag == '1' then return {'ok', raw, events, lag_of(policy_lease)} end
 return {'ok', raw, events}

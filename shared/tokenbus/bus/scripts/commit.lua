@@ -22,7 +22,7 @@
 -- Twice: refused: 'already'
 -- Uses: now_ms, make_room, misfits, operate, move_offset
 local now = now_ms()
-local h = redis.call('HMGET', lease, 'token', 'offset', 'entries', 'done', 'owed')
+local h = redis.call('HMGET', lease, 'token', 'offset', 'entries', 'done', 'owed', 'watermark')
 if h[1] ~= token then return {'fenced', h[1] or '0'} end
 if h[2] ~= begin then
   if h[2] == till then return {'already', h[2]} end
@@ -43,5 +43,5 @@ local lags = {}
 operate(operations_at, #ARGV, 0, alien, topic_entries, now, lags, {})
 local read, done = (h[3] or 0) + count, (h[4] or 0) + size
 if owing ~= owes then redis.call('HSET', lease, 'owed', owes) end
-move_offset(lease, stream, till, watermark, now + ttl_ms, read, done, mirror)
+move_offset(lease, stream, till, h[6], watermark, now + ttl_ms, read, done, mirror)
 return {'ok', till, unpack(lags)}

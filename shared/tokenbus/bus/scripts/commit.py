@@ -490,4 +490,4 @@ def _commit(
 
 def _bytes(fields: Sequence[Arg]) -> int:
     """Total size of the payloads in ``fields``."""
-    return sum([len(field) for field in fields if isinstance(field, bytes)])
+    return sum([len(field) for field in fields if type(field) is bytes])

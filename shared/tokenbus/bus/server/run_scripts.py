@@ -84,10 +84,12 @@ async def _run_group(server: Server, calls: list[ScriptCall]) -> list[Any]:
 
 def _together(calls: Sequence[ScriptCall]) -> list[list[int]]:
     """Indexes of the calls, grouped by command."""
+    if len(calls) == 1:
+        return [[0]]
     groups: list[list[int]] = []
     open_groups: dict[str, tuple[list[int], int, int]] = {}
     for i, call in enumerate(calls):
-        size = sum(len(arg) for arg in call.args if isinstance(arg, bytes))
+        size = sum([len(arg) for arg in call.args if type(arg) is bytes])
         values = (len(call.keys) + len(call.args)) * call.script.weight
         group, held, counted = open_groups.get(call.script.sha, ([], 0, 0))
         if group and (held + size > JOINED_BYTES or counted + values > JOINED_VALUES):

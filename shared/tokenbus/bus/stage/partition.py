@@ -151,6 +151,9 @@ class Partition:
         """
         if entries and id_key(entries[0][0].decode()) <= id_key(self.offset):
             raise ValueError(f"{self.stream}: entry {entries[0][0].decode()} is not after {self.offset}")
+        return self._apply_all(entries)
+
+    def _apply_all(self, entries: Sequence[Entry]) -> AppliedBatch:
         begin, poison, ended, void, size = self.offset, list[Poison](), set[str](), set[str](), 0
         for n, entry in enumerate(entries):
             if self.logic.outputs >= ROUND_OUTPUTS and n:
@@ -227,7 +230,7 @@ class Partition:
         """Apply the frames of an entry that will be written after all entries so far; the offset stays."""
         offset = self.offset
         ms, seq = id_key(offset)
-        batch = self.apply([(f"{ms}-{seq + 1}".encode(), fields)])
+        batch = self._apply_all([(f"{ms}-{seq + 1}".encode(), fields)])
         self.offset = offset
         return batch
 
@@ -345,7 +348,8 @@ class Partition:
         for name, frame in entry[1].items():
             run = name.decode(errors="replace")
             size += len(frame)
-            if not self.keys.may_hold(self.number, run):  # its keys are in another slot
+            # That of a run which is open here was looked at before.
+            if not self.logic.is_open(run) and not self.keys.may_hold(self.number, run):  # its keys are in another slot
                 if poison is not None:
                     poison.append(Poison(run, entry_id, frame, "the run is not of this partition"))
                 continue

@@ -78,6 +78,8 @@ class Partitions:
         self._closed = False
         self.parts: dict[str, Partition] = {}
         """Loaded partitions by stream."""
+        self._streams: dict[int, str] = {}
+        """The stream of each partition, of which a flush asks many times."""
         self._journals: dict[int, CommitJournal] = {}
         self._blocked: set[int] = set()
         """Partitions that wait because a key of theirs has the wrong type; see `blocked`."""
@@ -107,7 +109,10 @@ class Partitions:
         return sorted(self._blocked | self.leases.blocked)
 
     def get(self, partition: int) -> Partition | None:
-        return self.parts.get(self._keys.topic(partition, self._options.topic))
+        stream = self._streams.get(partition)
+        if stream is None:
+            stream = self._streams[partition] = self._keys.topic(partition, self._options.topic)
+        return self.parts.get(stream)
 
     def lock_of(self, partition: int) -> asyncio.Lock:
         """Serializes work on the partition: one lock for all, or in a Cluster, where a failing node must not block the
