@@ -13,7 +13,7 @@ from tests.model import story
 from tests.model.actors import TTL_MS, Attempt, ChainedWorker, StageWorker, ToolCall, Wire
 from tests.model.conversation import Conversation, Writer
 from tests.model.oracle import Undisturbed, log_of, normalized, unjoined
-from tokenbus.bus import scripts
+from tests.run_calls import accept_call, cancel_call
 from tokenbus.bus.keys import InternalTopic, Keys
 from tokenbus.bus.run_record import RunLifetimes
 from tokenbus.bus.server.stream_reader import Entry, id_key
@@ -107,43 +107,15 @@ class Protocol(RuleBasedStateMachine):
     @rule(run=runs)
     def accept(self, run: str) -> None:
         """A request, which may come any number of times."""
-        reply = self.wire.run(
-            scripts.accept(
-                KEYS.run(run),
-                KEYS.topic(0, "events"),
-                KEYS.topic(0, "turns"),
-                KEYS.lease(0, "parser"),
-                KEYS.log(run),
-                KEYS.run(run),
-                open_runs=KEYS.open_runs(0),
-                ended_runs=KEYS.ended_runs(0),
-                run=run,
-                accepted_ms=1,
-                ttl_ms=TTL_MS,
-                frame=story.accepted(),
-                work=story.first_turn(run),
-                fields=["request", b"{}"],
-            )
-        )
+        call = accept_call(KEYS, run, frame=story.accepted(), work=story.first_turn(run), ttl_ms=TTL_MS)
+        reply = self.wire.run(call)
         assert (reply == b"new") == (run not in self.accepted), "a run is accepted once"
         self.accepted.add(run)
 
     @rule(run=runs)
     def cancel(self, run: str) -> None:
-        self.wire.run(
-            scripts.cancel(
-                KEYS.run(run),
-                KEYS.topic(0, "events"),
-                KEYS.topic(0, "raw"),
-                KEYS.topic(0, "control"),
-                parser_lease=KEYS.lease(0, "parser"),
-                normalizer_lease=KEYS.lease(0, "normalizer"),
-                run=run,
-                awaited_ms=TTL_MS,
-                frame=story.cancel_asked(),
-                control_frame=encode(Control(run)),
-            )
-        )
+        call = cancel_call(KEYS, run, frame=story.cancel_asked(), told=encode(Control(run)), awaited_ms=TTL_MS)
+        self.wire.run(call)
 
     # --- fetchers -------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.commits import commit_call
-from tokenbus.bus import scripts
+from tests.run_calls import accept_call
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts import Arg, Commit
 from tokenbus.bus.server.run_scripts import run_script
@@ -23,25 +23,8 @@ class Listed:
 
     async def accept(self, run: str, at_ms: int, *fields: Arg) -> bytes:
         """What intake writes; the summary's fields come after the time."""
-        keys, partition = self.keys, self.keys.partition_of(run)
         self._tenants[run] = str(fields[fields.index("tenant") + 1]) if "tenant" in fields else ""
-        call = scripts.accept(
-            keys.run(run),
-            keys.topic(partition, "events"),
-            keys.topic(partition, "turns"),
-            keys.lease(partition, "parser"),
-            keys.log(run),
-            keys.run(run),
-            open_runs=keys.open_runs(partition),
-            ended_runs=keys.ended_runs(partition),
-            of_tenant=self._of_tenant(run) or (),
-            run=run,
-            accepted_ms=at_ms,
-            ttl_ms=TTL_MS,
-            frame=b"accepted",
-            work=b"work",
-            fields=["request", b"{}", *fields],
-        )
+        call = accept_call(self.keys, run, at_ms=at_ms, of_tenant=self._of_tenant(run) or (), fields=fields)
         return await run_script(self.server, call)
 
     async def end(self, run: str, status: str = "completed", *fields: Arg, keep_ms: int = TTL_MS) -> int:

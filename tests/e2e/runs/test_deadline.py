@@ -9,8 +9,8 @@ from typing import Any
 from tests.e2e import judge
 from tests.e2e.conftest import WEATHER, Deploy, Send
 from tests.e2e.fleet import PIPELINE, ended, fleet, log_of
+from tests.run_calls import accept_call
 from tests.waiting import eventually
-from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.run_scripts import run_script as send_script
 from tokenbus.bus.server.server import Server
@@ -94,21 +94,6 @@ async def test_a_turn_that_was_lost_is_queued_again_and_one_that_still_waits_is_
 async def accept(server: Server, keys: Keys, run: str, at_ms: int, work: bytes) -> None:
     rules = RunLimits()
     accepted = Accepted(provider="unknown", model="m", on_failure="continue", max_tool_depth=0, rules=rules, tools=[])
-    partition = keys.partition_of(run)
-    call = scripts.accept(
-        keys.run(run),
-        keys.topic(partition, "events"),
-        keys.topic(partition, "turns"),
-        keys.lease(partition, "parser"),
-        keys.log(run),
-        keys.run(run),
-        open_runs=keys.open_runs(partition),
-        ended_runs=keys.ended_runs(partition),
-        run=run,
-        accepted_ms=at_ms,
-        ttl_ms=60_000,
-        frame=encode(EventFrame(0, CONTROL_ATTEMPT, at_ms, [accepted])),
-        work=work,
-        fields=["request", b"{}"],
-    )
+    frame = encode(EventFrame(0, CONTROL_ATTEMPT, at_ms, [accepted]))
+    call = accept_call(keys, run, at_ms=at_ms, frame=frame, work=work)
     assert await send_script(server, call) == b"new"

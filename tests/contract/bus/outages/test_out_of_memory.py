@@ -11,6 +11,7 @@ from redis.exceptions import ResponseError
 from tests.commits import commit_call
 from tests.contract.bus.state import everything
 from tests.contract.bus.toys import Bench, working
+from tests.run_calls import accept_call, cancel_call
 from tests.servers import binary
 from tests.waiting import eventually
 from tokenbus.bus import scripts
@@ -61,14 +62,6 @@ async def test_a_commit_is_accepted_on_a_full_server_because_it_frees_memory():
                 await server.client.xadd(stream, {"r": "2"})
 
 
-def accept(keys: Keys, run: str) -> scripts.ScriptCall:
-    return scripts.accept(
-        keys.run(run), keys.topic(0, "events"), keys.topic(0, "turns"), keys.lease(0, "parser"), keys.log(run),
-        keys.run(run), open_runs=keys.open_runs(0), ended_runs=keys.ended_runs(0), run=run, accepted_ms=1,
-        ttl_ms=60_000, frame=b"accepted", work=b"work", fields=["request", "{}"],
-    )  # fmt: skip
-
-
 def append(keys: Keys, run: str, n: int, *, final: bool = False) -> scripts.ScriptCall:
     part = scripts.RawPart(run, keys.run(run), 1, n, final, b"frame", "w")
     return scripts.append_raw(keys.topic(0, "raw"), keys.lease(0, "normalizer"), [part])
@@ -78,36 +71,32 @@ async def test_a_full_server_takes_no_further_run_and_no_frame_but_what_ends_an_
     async with small_server() as server:
         keys = Keys("oom", 1)
         for run in ("ends", "cancelled"):
-            assert await run_script(server, accept(keys, run)) == b"new"
+            assert await run_script(server, accept_call(keys, run)) == b"new"
         assert (await run_script(server, append(keys, "ends", 0)))[0] == b"ok"
         before = await everything(server, keys, at_once=False)
         async with full(server):
             with pytest.raises(ResponseError) as refused:
-                await run_script(server, accept(keys, "late"))
+                await run_script(server, accept_call(keys, "late"))
             assert may_pass(refused.value)
             assert (await run_script(server, append(keys, "ends", 1)))[0] == b"full"
             assert await everything(server, keys, at_once=False) == before
             assert (await run_script(server, append(keys, "ends", 1, final=True)))[0] == b"ok"
-            cancel = scripts.cancel(
-                keys.run("cancelled"), keys.topic(0, "events"), keys.topic(0, "raw"), keys.topic(0, "control"),
-                parser_lease=keys.lease(0, "parser"), normalizer_lease=keys.lease(0, "normalizer"),
-                run="cancelled", awaited_ms=1000, frame=b"cancel", control_frame=b"told",
-            )  # fmt: skip
+            cancel = cancel_call(keys, "cancelled")
             assert await run_script(server, cancel) == b"cancelling"
 
 
 async def test_the_last_tenth_of_the_memory_is_for_the_runs_that_are_open():
     async with small_server() as server:
         keys = Keys("oom", 1)
-        assert await run_script(server, accept(keys, "open")) == b"new"
+        assert await run_script(server, accept_call(keys, "open")) == b"new"
         used = (await server.client.info("memory"))["used_memory"]
         await server.client.config_set("maxmemory", round(used / 0.95))
         with pytest.raises(ResponseError) as refused:
-            await run_script(server, accept(keys, "late"))
+            await run_script(server, accept_call(keys, "late"))
         assert may_pass(refused.value)
         assert (await run_script(server, append(keys, "open", 0)))[0] == b"ok"
         await server.client.config_set("maxmemory", round(used / 0.5))
-        assert await run_script(server, accept(keys, "late")) == b"new"
+        assert await run_script(server, accept_call(keys, "late")) == b"new"
 
 
 async def test_a_commit_that_begins_in_time_is_written_whole_though_it_fills_the_memory():

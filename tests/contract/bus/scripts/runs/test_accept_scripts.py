@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.contract.bus.state import everything
+from tests.run_calls import accept_call, cancel_call
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.run_record import call_field, child_field
@@ -34,46 +35,12 @@ class Scene:
         return self.keys.topic(0, name)
 
     async def accept(self, run: str | None = None, work: bytes = b"work", parent: str = "") -> bytes:
-        run = run or self.run
-        keys = self.keys
-        return await run_script(
-            self.server,
-            scripts.accept(
-                keys.run(run),
-                self.topic("events"),
-                self.topic("turns"),
-                keys.lease(0, "parser"),
-                keys.log(run),
-                keys.run(parent or run),
-                open_runs=keys.open_runs(0),
-                ended_runs=keys.ended_runs(0),
-                run=run,
-                accepted_ms=1,
-                ttl_ms=TTL_MS,
-                frame=b"accepted",
-                work=work,
-                parent_call=call_field(3) if parent else "",
-                parent_child=child_field(3) if parent else "",
-                fields=["request", b"{}"],
-            ),
-        )
+        child: dict[str, Any] = {"parent_call": call_field(3), "parent_child": child_field(3)} if parent else {}
+        call = accept_call(self.keys, run or self.run, work=work, parent=parent, **child)
+        return await run_script(self.server, call)
 
     async def cancel(self) -> bytes:
-        return await run_script(
-            self.server,
-            scripts.cancel(
-                self.keys.run(self.run),
-                self.topic("events"),
-                self.topic("raw"),
-                self.topic("control"),
-                parser_lease=self.keys.lease(0, "parser"),
-                normalizer_lease=self.keys.lease(0, "normalizer"),
-                run=self.run,
-                awaited_ms=TTL_MS,
-                frame=b"cancelled",
-                control_frame=b"told",
-            ),
-        )
+        return await run_script(self.server, cancel_call(self.keys, self.run))
 
     def part(
         self,
