@@ -134,7 +134,14 @@ async def play(plan: Plan, directory: Path) -> Record:
         visiting = asyncio.create_task(crowd.keep_coming())
         repartition = Repartition(client, prefix, {**os.environ, **env}, random.Random(f"{plan.seed}:change"))
         talking = await stack.enter_async_context(
-            talks.Talks(client, server.url, prefix, random.Random(f"{plan.seed}:talks"), sessions=plan.talks)
+            talks.Talks(
+                client,
+                server.url,
+                prefix,
+                random.Random(f"{plan.seed}:talks"),
+                sessions=plan.talks,
+                judged=plan.guarded > 0,
+            )
         )
         changing = asyncio.create_task(repartition.begin(plan.seconds / 3)) if plan.changes else None
         await chaos.run(plan.seconds)
@@ -385,8 +392,9 @@ def _partition(run: str, number: int = PARTITIONS) -> int:
 
 
 def _is_of_others(log: list[Entry]) -> bool:
-    """Of a run that a client of a gateway began, or a session."""
-    return bool(log) and log[0].event.get("model") in (MODEL, talks.MODEL)
+    """Of a run that a client of a gateway began, or a session, or in which policies judge what goes into one."""
+    begun = log[0].event if log else {}
+    return begun.get("model") in (MODEL, talks.MODEL) or "judges_input_of" in (begun.get("metadata") or {})
 
 
 async def _none_left(count: Callable[[], int]) -> int:

@@ -1,4 +1,5 @@
-"""Conversations during faults: several people write to each session, and several readers follow it to its end.
+"""Conversations during faults: several people write to each session, and several readers follow it to its end. Policies
+judge what goes into the second one.
 
 What they sent, what the readers got, and what the server holds at the end is a `Talk` for the judge.
 """
@@ -13,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from tests.chaos import observer
+from tests.chaos import guards, observer
 from tests.chaos.record import Talk
 from tests.waiting import eventually
 from tokenbus import Client, Session, SessionMessage
@@ -50,10 +51,13 @@ class Talks:
         chance: random.Random,
         *,
         sessions: int,
+        judged: bool = False,
         provider: str = "anthropic",
         partitions: int | None = None,
     ) -> None:
-        """``partitions``: of the deployment, if nothing is to be read from it."""
+        """``judged``: the deployment has policies. ``partitions``: of the deployment, if nothing is to be read from
+        it.
+        """
         self._config = {"provider": provider, "model": MODEL, "on_failure": "restart"}
         self._client = client
         self._prefix = prefix
@@ -61,6 +65,7 @@ class Talks:
         self._enough = asyncio.Event()
         self._bus = Client(url, prefix=prefix, partitions=partitions, reconnect_s=_LONG_S)
         self._names = [f"talk{n}" for n in range(sessions)]
+        self._judged = set(self._names[1:2]) if judged else set[str]()
         self._sent: dict[str, list[list[str]]] = {name: [[] for _ in range(WRITERS)] for name in self._names}
         self._got: dict[str, list[list[str]]] = {name: [[] for _ in range(READERS)] for name in self._names}
         self._readers: list[asyncio.Task[None]] = []
@@ -70,7 +75,8 @@ class Talks:
         await self._bus.__aenter__()
         for name in self._names:
             session = self._bus.session(name)
-            await self._until_accepted(partial(session.configure, self._config, append="made", wait_s=5))
+            config = {**self._config, "input_policies": ["mask", "stop"]} if name in self._judged else self._config
+            await self._until_accepted(partial(session.configure, config, append="made", wait_s=5))
             self._readers += [asyncio.create_task(self._read(session, got)) for got in self._got[name]]
             people = enumerate(self._sent[name])
             self._writing += [asyncio.create_task(self._write(session, n, sent)) for n, sent in people]
@@ -124,12 +130,14 @@ class Talks:
             got=[list(got) for got in self._got[name]],
             fates={append.decode(): json.loads(fate)["state"] for append, fate in known.items()},
             history=history,
+            judged=name in self._judged,
         )
 
     async def _write(self, session: Session, writer: int, sent: list[str]) -> None:
         while not self._enough.is_set() and len(sent) < MOST:
             append = f"{session.name}-{writer}-{len(sent)}"
-            item = self._item(f"I say {TOKEN}{append}", sent)
+            first = self._chance.choices(("I", f"I {guards.MASKED}", f"I {guards.STOP}"), (6, 2, 1))[0]
+            item = self._item(f"{first} say {TOKEN}{append}", sent)
             sent.append(append)
             for _ in range(2 if self._chance.random() < 0.2 else 1):
                 await self._until_accepted(partial(session.append, item, append=append, wait_s=5))

@@ -66,6 +66,15 @@ def told_again(said: Talk) -> None:
     said.log.append({**said.log[1], "session_seq": len(said.log)})
 
 
+def _with_policies(said: Talk) -> Talk:
+    """The same talk, with policies that judge what goes in."""
+    msgspec.structs.force_setattr(said, "judged", True)
+    for event in said.log:
+        if event["type"] == "appended":
+            event["item"]["judged"] = "input-1"
+    return said
+
+
 WRONG: dict[str, tuple[Callable[[Talk], object], str]] = {
     "an append that is not told": (lambda t: t.sent[0].append("a3"), "told 0 times"),
     "an append that is told twice": (told_again, "told 2 times"),
@@ -81,12 +90,32 @@ WRONG: dict[str, tuple[Callable[[Talk], object], str]] = {
     "a reader without an event": (lambda t: t.got[1].pop(4), "reader 1 got"),
     "a reader with another order": (lambda t: t.got[0].insert(3, t.got[0].pop(6)), "reader 0 got"),
     "a message missing": (lambda t: t.history.pop(2), "the history is"),
+    "a text that no policy judged": (lambda t: _with_policies(t).log[3]["item"].pop("judged"), "judged it in None"),
+    "a text that policies reject": (lambda t: _with_policies(t).log[3]["item"].update(content="wörd7"), "not let pass"),
+    "a text that policies rejected without a reason": (
+        lambda t: _with_policies(t).log[8].update(reason="rejected", problem="boom"),
+        "was rejected: boom",
+    ),
     "other words": (lambda t: t.history.__setitem__(1, ("assistant", "Hm")), "the history is"),
 }
 
 
 def test_a_correct_session_is_correct() -> None:
     assert list(talks.judge(record(talk()))) == []
+
+
+def test_a_session_with_a_message_that_policies_rejected_is_correct() -> None:
+    said = _with_policies(talk())
+    at = said.log[7]
+    said.log[7:9] = [{**at, "type": "returned", "reason": "rejected", "problem": "rejected by a policy: stop"}]
+    for n, event in enumerate(said.log):
+        event["session_seq"] = n
+    order = [e["append"] for e in said.log if e["type"] == "appended"]
+    assert "b1" not in order
+    for got in said.got:
+        got[:] = ["0", "1", "2", *(f"{RUN}:{n}" for n in range(3)), *map(str, range(3, 9))]
+        got += [*(f"{RUN}:{n}" for n in range(3, 10)), "9", "10", f"{NEXT}:0", "11"]
+    assert list(talks.judge(record(said))) == []
 
 
 @pytest.mark.parametrize("defect", WRONG)

@@ -19,7 +19,7 @@ from tokenbus.bus.dead_letters import DeadLetter, dead_letter
 from tokenbus.bus.keys import DATA_FIELD, Keys
 from tokenbus.bus.layout import changed, locate
 from tokenbus.bus.liveness import beating
-from tokenbus.bus.run_record import ASKED, STATUS
+from tokenbus.bus.run_record import ASKED, REQUEST, STATUS
 from tokenbus.bus.scripts.runs.accept import STALE
 from tokenbus.bus.scripts.sessions import MOVED
 from tokenbus.bus.server.retry import ISOLATED_TRIES, retry_until_available
@@ -45,6 +45,7 @@ from tokenbus.events.frames import (
     PolicyPlan,
 )
 from tokenbus.events.requests import Append, Cancel, Generate, Tool, WaitDecision
+from tokenbus.events.waits import DecisionReply
 from tokenbus_services.intake.blob_offload import IntakeMedia
 from tokenbus_services.intake.input_policies import InputPolicies, Unjudged
 from tokenbus_services.intake.run_creation import Cancels, RunCreation, run_of
@@ -290,7 +291,10 @@ class Intake:
             return self._cancels.call(request, await self._cancels.awaited_ms())
         if isinstance(request, WaitDecision):
             await self._locate(request.run)
-            return await self._decisions.call(request)
+            try:
+                return await self._decisions.call(await self._judged(request))
+            except InputRejected as e:
+                return self._decisions.refuse(request, DecisionReply(problem=e.problem))
         if isinstance(request, Append):
             return await self._sessions.call(request, item)
         run = run_of(request, item)
@@ -305,6 +309,20 @@ class Intake:
                     unknown = [*unknown, f"policies judged what goes in: {', '.join(plan.names)} (run {judged})"]
         request, policy_plan, notes = await self._prepared(request, locate_run)
         return self._creation.accept(request, item, policy_plan, [*unknown, *notes])
+
+    async def _judged(self, sent: WaitDecision) -> WaitDecision:
+        """The decision with its texts as the policies of what goes into its run released them."""
+        if not self._settings.policies:
+            return sent
+        found: bytes | None = await retry_until_available(
+            self._server,
+            lambda: self._server.client.hget(self._keys.run(sent.run), REQUEST),
+            what="look-up of a request",
+        )
+        if found is None or (plan := self._routes.input_plan(msgspec.json.decode(found, type=Generate))) is None:
+            return sent
+        name = f"{sent.run} {sent.wait} {sent.decision_id}"
+        return (await self._input.judged(sent, plan, name, of={"run": sent.run}, metadata=sent.metadata))[0]
 
     async def _is_known(self, run: str) -> bool:
         """Whether nothing of the run's request needs to be judged: it is there already, or a policy asks for it."""

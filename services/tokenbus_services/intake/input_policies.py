@@ -1,4 +1,5 @@
-"""What policies judge before a provider gets it: the texts of a request, or of what is appended to a session.
+"""What policies judge before a provider gets it: the texts of a request, of what is appended to a session, and of what
+a run waits for.
 
 ::
 
@@ -192,8 +193,9 @@ def _by_text(blocks: Sequence[tuple[str, str]], count: int) -> list[str] | None:
     return [released[i] for i in range(count)] if len(released) == count else None
 
 
-# The texts of a request, of a message of a session and of a history, all as JSON: system prompts, messages with their
-# parts, and what is added to the provider's body. Media are no texts, except for documents of plain text.
+# The texts of a request, of a message of a session, of a history and of a decision, all as JSON: system prompts,
+# messages with their parts, what is added to the provider's body, and answers. Media are no texts, except for documents
+# of plain text.
 
 
 class Text(msgspec.Struct, frozen=True):
@@ -212,6 +214,13 @@ def texts_in(body: Json) -> Iterator[Text]:
 
 
 def _texts_in(body: Json) -> Iterator[Text]:
+    if "decision_id" in body:
+        for field in ("reason", "arguments", "content"):
+            if isinstance(body.get(field), str):
+                yield _member(body, field, "tool")
+            elif body.get(field):
+                yield _json(body, field, "tool")
+        return
     yield from _options(body)
     yield from _options(body.get("request", {}))
     yield from _message(body)
@@ -276,11 +285,13 @@ def _member(of: Json, field: str, role: str) -> Text:
     return Text(role, of[field], put)
 
 
-def _json(of: Json, field: str) -> Text:
-    def put(text: str) -> None:
-        of[field] = msgspec.json.decode(text, type=dict[str, Any])  # its error is a ValueError
+def _json(of: Json, field: str, role: str = "extra") -> Text:
+    kind = cast("type[object]", type(of[field]))
 
-    return Text("extra", msgspec.json.encode(of[field]).decode(), put)
+    def put(text: str) -> None:
+        of[field] = msgspec.json.decode(text, type=kind)  # its error is a ValueError
+
+    return Text(role, msgspec.json.encode(of[field]).decode(), put)
 
 
 def _document(source: Json, role: str) -> Iterator[Text]:

@@ -99,15 +99,16 @@ class Decisions:
         info = _wait_decoder.decode(found)
         tenant = info.tenant or ""
         if (sent.metadata or {}).get("tenant", tenant) != tenant:
-            return self._refuse(sent, DecisionReply())  # as if there were none
+            return self.refuse(sent, DecisionReply())  # as if there were none
         try:
             event = _decided(sent, info)
         except RequestInvalid as e:
-            return self._refuse(sent, DecisionReply(problem=str(e)))
+            return self.refuse(sent, DecisionReply(problem=str(e)))
         now_ms = self._server.clock.now_ms()
         return scripts.decision(self._keys, sent.run, tenant, event, at_ms=now_ms, held=info.held)
 
-    def _refuse(self, sent: WaitDecision, reply: DecisionReply) -> scripts.ScriptCall:
+    def refuse(self, sent: WaitDecision, reply: DecisionReply) -> scripts.ScriptCall:
+        """The call that tells the sender why it decides nothing."""
         return refuse(self._keys.decision(sent.run, sent.decision_id), answer=msgspec.json.encode(reply))
 
 

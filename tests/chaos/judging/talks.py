@@ -1,5 +1,5 @@
-"""Sessions: every append is told once and has one fate; one run is open at a time; all readers got one order; and the
-history is what a plain reading of the logs gives.
+"""Sessions: every append is told once and has one fate; one run is open at a time; all readers got one order; the
+history is what a plain reading of the logs gives; and the log has no text that policies reject.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from itertools import takewhile
 from typing import Any
 
+from tests.chaos.guards import MASKED, STOP
 from tests.chaos.judging.story import kept
 from tests.chaos.record import Record, Talk, Violation
 
@@ -28,7 +29,7 @@ def problems_of(talk: Talk, logs: Logs, *, lossy: bool) -> list[str]:
     """What is wrong with a session. ``logs``: those of its runs, and maybe more; ``lossy``: its server may have lost
     writes.
     """
-    problems = [*_appends(talk, lossy=lossy), *_runs(talk, logs)]
+    problems = [*_appends(talk, lossy=lossy), *_runs(talk, logs), *_judged(talk)]
     return problems if problems or lossy else [*_order(talk, logs), *_history(talk, logs)]
 
 
@@ -40,6 +41,8 @@ def _appends(talk: Talk, *, lossy: bool) -> Iterator[str]:
     ended = Counter(event["append"] for event in talk.log if event["type"] in ("delivered", "returned"))
     ended["made"] += 1
     sent = ["made", *(append for each in talk.sent for append in each)]
+    rejected = _rejected(talk)
+    told.update(rejected.keys())  # the log has a fate of it, and no text
     for append in sent:
         if told[append] != 1 and not (lossy and not told[append]):
             yield f"{append} is told {told[append]} times"
@@ -53,8 +56,29 @@ def _appends(talk: Talk, *, lossy: bool) -> Iterator[str]:
             yield f"the server answers {talk.fates}, the log tells {fates}"
         for each in talk.sent:
             order = [e["append"] for e in talk.log if e["type"] == "appended" and e["append"] in each]
-            if order != each:
+            if order != [append for append in each if append not in rejected]:
                 yield f"one writer sent {each}, and it was accepted as {order}"
+
+
+def _rejected(talk: Talk) -> dict[str, str]:
+    """By append: why policies rejected it."""
+    returned = (event for event in talk.log if event["type"] == "returned" and event.get("reason") == "rejected")
+    return {event["append"]: event.get("problem", "") for event in returned}
+
+
+def _judged(talk: Talk) -> Iterator[str]:
+    """What policies let pass is in the log, as they left it, and nothing else."""
+    for event in talk.log:
+        item = event.get("item", {}) if event["type"] == "appended" else {}
+        if item.get("type") != "message":
+            continue
+        if talk.judged != bool(item.get("judged")):
+            yield f"{event['append']} says that policies judged it in {item.get('judged')}"
+        if talk.judged and (MASKED in item["content"] or STOP in item["content"]):
+            yield f"{event['append']} has a text that its policies do not let pass: {item['content']}"
+    for append, problem in _rejected(talk).items():
+        if not talk.judged or not problem.startswith(("rejected by a policy: stop", "no policy worker")):
+            yield f"{append} was rejected: {problem}"
 
 
 def _runs(talk: Talk, logs: Logs) -> Iterator[str]:

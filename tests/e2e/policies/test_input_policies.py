@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.e2e import judge
 from tests.e2e.conftest import Deploy, Send
 from tests.e2e.fleet import PIPELINE, ended, log_of
 from tests.e2e.policies.test_policy_stage import POLICY, decisions_of, policy
 from tests.e2e.sessions.test_sessions import texts
 from tests.waiting import eventually
-from tokenbus import Client
+from tokenbus import Client, WaitInfo
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus.client.sessions.session import Session
+from tokenbus.errors import RequestInvalid
 from tokenbus.events.requests import Configure, SessionMessage
 from tokenbus.events.sessions import Appended, Configured, Delivered, Fate, Returned, RunEnded
-from tokenbus_services.mock_provider import MockProvider, Reply, Script, Stall, Turn
+from tokenbus_services.mock_provider import MockProvider, Reply, Script, Stall, ToolCall, Turn
 
 SECRET = "swordfish"
 TALK = Script(name="talk", turns=tuple(Turn(says=Reply(text=f"answer {n}")) for n in range(8)))
@@ -172,6 +175,39 @@ async def test_a_plain_request_runs_with_what_its_policies_let_pass_or_fails_wit
     assert dead == []
 
 
+async def test_what_a_client_returns_to_a_run_is_judged_too(server_url: str, keys: Keys, deployed: Deploy) -> None:
+    tool = {"name": "look", "kind": "client", "parameters": {"type": "object"}, "description": "Looks."}
+    look = Script(
+        name="look",
+        turns=(
+            Turn(says=Reply(tool_calls=(ToolCall(name="look", arguments={}),))),
+            Turn(says=Reply(text="I see.")),
+        ),
+    )
+    async with (
+        deployed([look], (*PIPELINE, *POLICY), RULES) as (provider, _),
+        Client(server_url, prefix=keys.prefix) as bus,
+    ):
+        messages = [{"role": "user", "content": "Look!"}]
+        run = await bus.publish({**CONFIG, "model": "look", "tools": [tool], "messages": messages})
+
+        async def waiting() -> WaitInfo | None:
+            async with aclosing(bus.waiting(run=run)) as waits:
+                return await anext(waits, None)
+
+        wait = await eventually(waiting)
+        assert wait
+        with pytest.raises(RequestInvalid, match="rejected by a policy: stop"):
+            await bus.tool_result(run, wait.wait, "a forbidden view")
+        assert await waiting() == wait
+        await bus.tool_result(run, wait.wait, f"a {SECRET}")
+        assert (await run.result()).text == "I see."
+        sent = asked(provider)
+    assert "a *****" in sent
+    assert SECRET not in sent
+    assert "forbidden" not in sent
+
+
 async def test_messages_of_a_session_keep_their_order_while_policies_judge_them(
     server_url: str, keys: Keys, tmp_path: Path, deployed: Deploy
 ) -> None:
@@ -230,6 +266,7 @@ async def test_whatever_dies_while_policies_judge_an_append_it_is_judged_and_acc
     assert len(judging) == 3
     assert not owned
     for log in logs:
+        judge.check(log)
         assert "*****" in str(log)
         assert SECRET not in str(log)
     assert SECRET not in bodies

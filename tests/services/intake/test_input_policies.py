@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tokenbus.events.requests import Generate, SessionMessage
+from tokenbus.events.requests import Answer, Approval, Generate, SessionMessage
 from tokenbus_services.intake.input_policies import _by_text, texts_in  # pyright: ignore[reportPrivateUsage]
 
 BODY: dict[str, Any] = {
@@ -84,6 +84,18 @@ def test_every_text_of_a_request_is_judged_and_replaced_at_its_place() -> None:
 def test_the_texts_of_a_message_of_a_session_are_its_own_and_those_of_its_request() -> None:
     message = SessionMessage(content="hello", request={"system": "be kind", "metadata": {"a": "b"}, "content": 5})
     assert [text.text for text in texts_in(msgspec.to_builtins(message))] == ["be kind", "hello"]
+
+
+def test_the_texts_of_a_decision_are_what_it_brings() -> None:
+    answer = Answer(run="r", wait="1.1", decision_id="d", content={"name": "ann"})
+    body: Any = msgspec.to_builtins(answer)
+    (text,) = texts_in(body)
+    text.put('{"name":"ben"}')
+    assert msgspec.convert(body, Answer).content == {"name": "ben"}
+    with pytest.raises(msgspec.DecodeError):
+        text.put('["ben"]')
+    denied = Approval(run="r", wait="1.1", decision_id="d", decision="deny", reason="no")
+    assert [text.text for text in texts_in(msgspec.to_builtins(denied))] == ["no"]
 
 
 def test_what_no_json_can_be_made_of_stands_nowhere() -> None:
