@@ -146,8 +146,8 @@ class Talk(msgspec.Struct, frozen=True, kw_only=True):
     """The state of each append, as the server would answer."""
     history: list[tuple[str, str]]
     """Role and text of each message, as the next run would get them."""
-    judged: bool = False
-    """Policies judge what goes in."""
+    withheld_text: tuple[str, ...] = ()
+    """What the policies that judge what goes in do not let pass; empty: there are none."""
 
 
 class Violation(msgspec.Struct, frozen=True, order=True):

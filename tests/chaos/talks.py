@@ -130,7 +130,7 @@ class Talks:
             got=[list(got) for got in self._got[name]],
             fates={append.decode(): json.loads(fate)["state"] for append, fate in known.items()},
             history=history,
-            judged=name in self._judged,
+            withheld_text=(guards.MASKED, guards.STOP) if name in self._judged else (),
         )
 
     async def _write(self, session: Session, writer: int, sent: list[str]) -> None:

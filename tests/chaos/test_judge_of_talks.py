@@ -68,7 +68,7 @@ def told_again(said: Talk) -> None:
 
 def _with_policies(said: Talk) -> Talk:
     """The same talk, with policies that judge what goes in."""
-    msgspec.structs.force_setattr(said, "judged", True)
+    msgspec.structs.force_setattr(said, "withheld_text", ("wörd7", "enough!"))
     for event in said.log:
         if event["type"] == "appended":
             event["item"]["judged"] = "input-1"

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from itertools import takewhile
 from typing import Any
 
-from tests.chaos.guards import MASKED, STOP
 from tests.chaos.judging.story import kept
 from tests.chaos.record import Record, Talk, Violation
 
@@ -72,12 +71,12 @@ def _judged(talk: Talk) -> Iterator[str]:
         item = event.get("item", {}) if event["type"] == "appended" else {}
         if item.get("type") != "message":
             continue
-        if talk.judged != bool(item.get("judged")):
+        if bool(talk.withheld_text) != bool(item.get("judged")):
             yield f"{event['append']} says that policies judged it in {item.get('judged')}"
-        if talk.judged and (MASKED in item["content"] or STOP in item["content"]):
+        if any(word in item["content"] for word in talk.withheld_text):
             yield f"{event['append']} has a text that its policies do not let pass: {item['content']}"
     for append, problem in _rejected(talk).items():
-        if not talk.judged or not problem.startswith(("rejected by a policy: stop", "no policy worker")):
+        if not talk.withheld_text or not problem.startswith(("rejected by a policy: stop", "no policy worker")):
             yield f"{append} was rejected: {problem}"
 
 
