@@ -30,6 +30,7 @@ from tests.bench.sections.scaling import remembered, scaled
 from tests.bench.sections.scripts import longest_scripts
 from tests.bench.sections.sessions import measured_sessions
 from tests.bench.sections.steps import longest_steps
+from tests.bench.sections.waiting import waited
 from tests.bench.stack import running
 
 ALONE: dict[str, Callable[[], list[Figure]]] = {
@@ -53,6 +54,7 @@ ALONE: dict[str, Callable[[], list[Figure]]] = {
     "otel": traced,
     "hands": measured_hands,
     "sessions": measured_sessions,
+    "waiting": waited,
 }
 """Sections that start their own processes, or need none."""
 ALL = (*NAMES, *ALONE)

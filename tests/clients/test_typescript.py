@@ -28,6 +28,7 @@ from tokenbus.events.requests import Generate
 from tokenbus.shaping.json_elements import JsonElements
 from tokenbus.shaping.sentences import SentenceRules, Sentences
 from tokenbus.testing import CutOff, Delivery, LocalBus, ModelRequest, Reply, Stall, Status, ToolCall, Turn
+from tokenbus.tools import ToolContext
 
 USERS = Path(__file__).parents[2] / "deploy" / "acl" / "users.conf"
 TEXT = "Yes, take it along. It should be dry from six in the evening on. 🌤️ Then you may go without."
@@ -39,6 +40,15 @@ call = "tests.clients.test_typescript:weather"
 kind = "run"
 provider = "anthropic"
 model = "greeter"
+[tools.book]
+kind = "python"
+call = "tests.clients.test_typescript:book"
+parameters = { type = "object" }
+[tools.pay]
+kind = "python"
+call = "tests.clients.test_typescript:pay"
+parameters = { type = "object", properties = { amount = { type = "integer" } } }
+approval = "always"
 [providers.anthropic]
 quirks = { models_continuing = ["stalled", "cut-later", "broken"] }
 """
@@ -48,6 +58,17 @@ RUNS = [f"run-{n}" for n in range(12)] + ["Zürich".encode().hex(), "a:b@c~d+e=f
 def weather(city: str) -> str:
     return f"rain in {city}"
 
+
+async def book(context: ToolContext) -> str:
+    answer = await context.ask(SEAT, "Which seat?")
+    return f"{answer.decision} {answer.content} by {answer.by}"
+
+
+def pay(amount: int) -> str:
+    return f"paid {amount}"
+
+
+SEAT = {"type": "object", "properties": {"seat": {"type": "string"}}, "required": ["seat"]}
 
 WORDS = [
     *("Hello", "the", "e.g.", "Dr.", "bzw.", "no.", "3", "5.", "I.", "Z.", "so", "Étienne", "„Wirklich?“", '"Really?"'),
@@ -207,6 +228,8 @@ def test_the_client_and_its_readme_compile_and_it_works_on_the_running_bus(tmp_p
         local.model_says("greeter", answer)
         ask = ToolCall(name="research", arguments={"task": "Go on."})
         local.model_says("delegates", Reply(tool_calls=(ask, ask)), "Done.")
+        asks = (ToolCall(name="book", arguments={}), ToolCall(name="pay", arguments={"amount": 500}))
+        local.model_says("asks", Reply(tool_calls=(*asks, ToolCall(name="where", arguments={}))), "Done.")
         cut = Turn(says=Reply(text="It is dry  \n", chunk_size=3), fault=CutOff(after_text="dry"))
         items = Reply(text='{"n": [0], "items": [{"a": 1}, "b]", 2.5]}', chunk_size=5)
         local.model_says("lists", items)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ def item(page: Any, run: str) -> Any:
 async def test_the_inbox_has_the_oldest_deadline_first_and_each_is_decided_there(page: Any, bus: LocalBus) -> None:
     later, shows, soon = await asks(bus, "pays"), await asks(bus, "shows", "show"), await asks(bus, "hurries", "hurry")
     await see(page, bus)
+    await expect(page.get_by_role("link", name="Waiting").get_by_title("open waits")).to_have_text(re.compile("[1-9]"))
     await page.get_by_role("link", name="Waiting").click()
     for run in (later, shows, soon):
         await expect(item(page, run)).to_be_visible()

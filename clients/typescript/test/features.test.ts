@@ -394,6 +394,32 @@ test("a client says when its connections come and go, and drains before it close
   assert.equal((await bus.result("drained")).status, "completed");
 });
 
+test("what a run waits for is listed, answered, approved and returned, once each", async () => {
+  const where = { name: "where", kind: "client" as const, description: "Where the user is.", parameters: { type: "object" }, timeout_s: 600 };
+  const run = await bus.publish(ask("asks", { id: "asks", tools: [{ name: "book" }, { name: "pay" }, where] }));
+  await until(async () => (await bus.waiting({ run })).length === 3);
+  const open = Object.fromEntries((await bus.waiting({ run })).map((info) => [info.what, info]));
+  assert.ok(open["answer"] && open["approval"] && open["tool_result"]);
+  assert.deepEqual([open["answer"].text, open["answer"].tool_name, open["approval"].arguments], ["Which seat?", "book", '{"amount":500}']);
+  assert.deepEqual((await bus.waiting()).filter((info) => info.run === run).length, 3);
+  const seat = open["answer"].wait;
+  await assert.rejects(bus.answer(run, seat, { seat: 12 }), { code: "request_invalid" });
+  await assert.rejects(bus.approve(run, seat), { code: "request_invalid" });
+  await assert.rejects(bus.answer(run, "99.0", { seat: "12A" }), { code: "wait_not_found" });
+  const fate = await bus.answer(run, seat, { seat: "12A" }, { by: "ann", decisionId: "d1" });
+  assert.deepEqual([fate.wait, fate.id, fate.decision, fate.by], [seat, "d1", "accept", "ann"]);
+  assert.deepEqual(await bus.answer(run, seat, { seat: "12A" }, { by: "ann", decisionId: "d1" }), fate);
+  await assert.rejects(bus.answer(run, seat, undefined, { decision: "decline" }), { code: "already_decided" });
+  assert.equal((await bus.approve(run, open["approval"].wait, { arguments: { amount: 90 } })).decision, "allow");
+  assert.equal((await bus.tool_result(run, open["tool_result"].wait, "Bonn")).decision, "result");
+  const results: string[] = [];
+  for await (const event of bus.follow(run)) {
+    if (event.type === "block_complete" && event.kind === "tool_result") results.push(event.content ?? "");
+  }
+  assert.deepEqual(results, ["accept {'seat': '12A'} by ann", "paid 90", "Bonn"]);
+  assert.deepEqual(await bus.waiting({ run }), []);
+});
+
 test("TLS shows its certificate, and trusts no other authority", async () => {
   const [cert, key, ca] = (JSON.parse(process.env["TOKENBUS_TEST_SERVER_TLS"] ?? "[]") as string[]).map((file) => readFileSync(file));
   const sockets: Socket[] = [];

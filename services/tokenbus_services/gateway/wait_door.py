@@ -9,7 +9,7 @@ import msgspec
 from tokenbus import Approval, Client, WaitFate, WaitInfo
 from tokenbus.bus.run_index import Position
 from tokenbus.client.deployment import Deployment
-from tokenbus.client.waits import list_waits, waits_of
+from tokenbus.client.waits import count_waits, list_waits, waits_of
 from tokenbus.events.requests import WaitDecision
 from tokenbus.events.waits import Door
 from tokenbus_services.gateway.audit import Changes
@@ -33,6 +33,10 @@ class WaitDoor:
         """
         whose = tenant if caller.operator else caller.tenant
         return list_waits(self._deployment, tenant=whose or None, newest_first=newest_first, limit=limit, after=after)
+
+    async def count(self, caller: Caller) -> int:
+        """How many waits of the caller's tenant are open, for operators of all. Raises ServerError."""
+        return await count_waits(self._deployment, tenant=None if caller.operator else caller.tenant or None)
 
     async def of_run(self, run: str) -> list[WaitInfo]:
         """What a run waits for that the caller owns. Raises ServerError."""

@@ -177,6 +177,17 @@ async def list_waits(
         yield places[-1][1], None
 
 
+async def count_waits(deployment: Deployment, *, tenant: str | None) -> int:
+    """How many waits are open. Raises ServerUnavailable."""
+    keys = await deployment.keys()
+    await deployment.refresh()
+    with translated(deployment.server):
+        pipe: Any = deployment.server.client.pipeline(transaction=False)
+        for partition in range(keys.partitions):
+            pipe.zcard(keys.waiting(partition, tenant or ""))
+        return sum(await pipe.execute())
+
+
 async def _read(client: Any, keys: Keys, places: Sequence[tuple[int, Position]]) -> list[WaitInfo | None]:
     """What is waited for at these places; None where that is over."""
     pipe = client.pipeline(transaction=False)

@@ -220,6 +220,7 @@ def test_what_runs_wait_for_is_decided_by_a_viewer_with_that_role_and_tenant_alo
     assert SECRET not in str(row)
     assert row["hidden"] > len(SECRET)
     assert bob.get("/waiting")["waiting"] == []
+    assert [one.get("/waiting/count")["count"] for one in (ada, bob, ops)] == [1, 0, 1]
     assert bob.code(f"/runs/{run}/waiting") == "run_not_found"
     assert [row["run"] for row in ops.get("/waiting?tenant=ada")["waiting"]] == [run]
     assert ops.get("/waiting?tenant=bob")["waiting"] == []
@@ -244,6 +245,7 @@ def test_what_runs_wait_for_is_decided_by_a_viewer_with_that_role_and_tenant_alo
     assert (late.status_code, late.json()["error"]["code"]) == (409, "already_decided")
     eventually_sync(lambda: state_of(ada, run) == "completed")
     assert ada.get("/waiting")["waiting"] == []
+    assert ada.get("/waiting/count")["count"] == 0
 
 
 def test_a_run_that_says_nothing_more_comes_first_also_for_a_console_that_begins_to_look_later(

@@ -32,6 +32,7 @@ def routes(desk: Desk) -> list[BaseRoute]:
     of_run = f"{PATH}/api/runs/{{run}}/waiting"
     return [
         Route(f"{PATH}/api/waiting", desk.view("see_runs", parts.all), methods=["GET"]),
+        Route(f"{PATH}/api/waiting/count", desk.view("see_runs", parts.count), methods=["GET"]),
         Route(of_run, desk.view("see_runs", parts.of_run, links=True), methods=["GET"]),
         Route(f"{of_run}/{{wait}}", desk.action("decide", parts.decide), methods=["POST"]),
     ]
@@ -49,6 +50,10 @@ class _WaitRoutes:
         async with aclosing(listed):
             found = [info async for _, info in listed if info is not None]
         return self._shown(viewer, found[:MOST], more=len(found) > MOST)
+
+    async def count(self, request: Request, viewer: Viewer) -> Response:
+        """How many waits the inbox would have, without a bound."""
+        return json({"count": await self._door.count(request.state.caller)})
 
     async def of_run(self, request: Request, viewer: Viewer) -> Response:
         """What one run waits for."""

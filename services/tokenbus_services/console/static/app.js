@@ -15,7 +15,7 @@ import { River } from "./views/river.js";
 import { RunView } from "./views/run.js";
 import { SessionView } from "./views/session.js";
 import { Sessions } from "./views/sessions.js";
-import { Inbox } from "./views/waits.js";
+import { Inbox, WaitBadge } from "./views/waits.js";
 
 const helpOpen = signal(false);
 
@@ -68,7 +68,7 @@ function Bar() {
           ${tab("river", "#", "River")}
           ${tab("history", "#view=history", "History")}
           ${tab("sessions", "#view=sessions", "Sessions")}
-          ${tab("waiting", "#view=waiting", "Waiting")}
+          ${tab("waiting", "#view=waiting", "Waiting", roles.value.has("see_runs") && html`<${WaitBadge} />`)}
           ${tab("health", "#view=health", "Health", dead > 0 && html`<span class="badge" title="dead letters">${dead}</span>`)}
         </nav>`}
       <span class="grow"></span>

@@ -9,6 +9,7 @@ import { announce, byLink, now, roles } from "../lib/store.js";
 import { useTitle } from "../lib/title.js";
 
 const EVERY_MS = 2000;
+const COUNT_EVERY_MS = 5000;
 const SOON_MS = 60_000;
 
 /** What is at this path, again after `again`; null while it is unknown. */
@@ -37,6 +38,12 @@ function useWaits(path, again, every) {
     };
   }, [path, again]);
   return { page, problem, load: () => loaded.current() };
+}
+
+/** How many waits are open, beside the name of their page. */
+export function WaitBadge() {
+  const { page } = useWaits("/waiting/count", "", COUNT_EVERY_MS);
+  return page?.count > 0 && html`<span class="badge" title="open waits">${count(page.count)}</span>`;
 }
 
 /** All that runs wait for which the viewer may see, the oldest deadline first. */
