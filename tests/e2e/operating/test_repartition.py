@@ -18,7 +18,7 @@ from tests.e2e import judge
 from tests.e2e.conftest import WEATHER, Send
 from tests.e2e.fleet import WITH_TOOLS, fleet
 from tests.waiting import eventually
-from tokenbus import Chunk, Client, Response
+from tokenbus import Chunk, Client, Response, TreeCursor, TreeStep
 from tokenbus.bus import layout as repartition
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
@@ -276,3 +276,39 @@ async def test_readers_of_the_gateway_policies_records_and_the_spend_continue_du
             assert await clients.listed(clients.ada) == sorted(runs)
             assert await clients.listed(clients.ops, "&tenant=ada") == sorted(runs)
             await check_spend_and_records(server, keys, results)
+
+
+async def test_a_tree_stays_whole_and_in_one_order_while_the_number_of_partitions_changes(
+    server: Server, server_url: str, send: Send, keys: Keys, tmp_path: Path
+) -> None:
+    call = ToolCall(name="helper", arguments={"task": "go"})
+    asks = Script(name="asks", turns=(Turn(says=Reply(tool_calls=(call, call))), Turn(says=Reply(text=WORDS))))
+    helper = Script(name="helper", turns=(Turn(says=Reply(text=WORDS), fault=Stall(after_events=4)),), repeat_last=True)
+    tool = '[tools.helper]\nkind = "run"\nprovider = "anthropic"\nmodel = "helper"\n'
+    async with (
+        MockProvider([asks, helper]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS, tool) as running,
+        Client(server_url, prefix=keys.prefix) as bus,
+    ):
+        assert running.workers
+        runs = [await send("asks", tools=[{"name": "helper"}]) for _ in range(4)]
+        live = [asyncio.create_task(tree_of(bus, run)) for run in runs]
+        stalled = lambda: [each for each in provider.requests if each.state == "stalled"]  # noqa: E731
+        await eventually(lambda: len(stalled()) == 2 * len(runs), timeout=60)
+        await change(server, keys, 3)
+        for each in stalled():
+            provider.resume(each)
+        trees = await asyncio.gather(*live)
+        for run, steps in zip(runs, trees, strict=True):
+            assert {step.event.run for step in steps} == {run, f"{run}~0", f"{run}~1"}
+            assert await tree_of(bus, run) == steps
+            middle = len(steps) // 2
+            assert await tree_of(bus, run, steps[middle].cursor) == steps[middle + 1 :]
+            for member in {step.event.run for step in steps}:
+                log = [step.event for step in steps if step.event.run == member]
+                assert log == [event async for event in bus.follow(member)]
+                judge.check([msgspec.to_builtins(event) for event in log])
+
+
+async def tree_of(bus: Client, run: str, after: TreeCursor | None = None) -> list[TreeStep]:
+    return [step async for step in bus.follow_tree(run, after=after)]

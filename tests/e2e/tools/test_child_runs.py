@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import sys
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -16,7 +19,7 @@ from tests.waiting import eventually
 from tokenbus import Client, Run, TreeCursor, TreeStep
 from tokenbus.bus.erase import erase_runs, remains, with_children
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.run_record import call_field
+from tokenbus.bus.run_record import REQUEST, call_field
 from tokenbus.bus.server.server import Server
 from tokenbus.errors import CursorAhead, RequestInvalid, RunNotFound
 from tokenbus.events.public import (
@@ -453,3 +456,52 @@ async def test_the_gateway_gives_the_tree_of_a_run_and_goes_on_after_an_id(bus: 
         assert (await told("17")).json()["error"]["param"] == "after"
         assert (await told(key=NARROW)).status_code == 404
         assert (await told(key=other)).status_code == 401
+
+
+async def test_the_command_shows_a_tree_and_goes_on_after_a_cursor(bus: LocalBus, client: Client) -> None:
+    run = await begun(client, bus, "asks", "research")
+    steps = await steps_of(client, run.id)
+
+    async def shown(*more: str) -> tuple[list[dict[str, Any]], int | None]:
+        command = ("-m", "tokenbus_services.cli", "follow", "--tree", "--json", run.id, *more)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *command, stdout=asyncio.subprocess.PIPE, env={**os.environ, **bus.environment}
+        )
+        out, _ = await process.communicate()
+        return [json.loads(line) for line in out.splitlines()], process.returncode
+
+    lines, code = await shown()
+    assert code == 0
+    assert [(e["run"], e["seq"], e["path"], e["cursor"]) for e in lines] == [
+        (s.event.run, s.event.seq, [*s.path], str(s.cursor)) for s in steps
+    ]
+    rest, _ = await shown("--after", str(steps[3].cursor))
+    assert rest == lines[4:]
+
+
+INHERITS = """
+[records]
+[policies.passes]
+use = "tokenbus.policy:StreamProcessor"
+[tools.research]
+kind = "run"
+provider = "anthropic"
+model = "researcher"
+max_tokens = 500
+"""
+
+
+async def test_policies_record_and_most_tokens_of_the_parent_are_the_childs() -> None:
+    with LocalBus(INHERITS) as bus:
+        bus.model_says("asks", calls(("research", {"task": "Bonn?"})), "Thanks.")
+        bus.model_says("researcher", "Found it.")
+        async with bus.client() as client, Server(bus.url) as server:
+            for most, expected in ((300, 300), (900, 500)):
+                more = {"policies": ["passes"], "record": True, "max_tokens": most}
+                run = await begun(client, bus, "asks", "research", **more)
+                steps = await steps_of(client, run.id)
+                assert results([step.event for step in steps]) == [("Found it.", False)]
+                stored = await server.client.hget(Keys("tokenbus", 8).run(f"{run.id}~0"), REQUEST)
+                request = json.loads(stored)
+                assert (request["policies"], request["record"], request["max_tokens"]) == (["passes"], True, expected)
+                assert await steps_of(client, run.id, str(steps[2].cursor)) == steps[3:]
