@@ -102,7 +102,9 @@ def release_body(scope: Scope, room: FairShare) -> None:
 
 
 def hold_bytes(request: Request, size: int, room: FairShare | None) -> None:
-    """Count bytes of a request's body among those that are held, until `release_body`. Raises Refusal (429, 503)."""
+    """Count bytes of a request's body, or of a large answer, among those that are held, until `release_body`. Raises
+    Refusal (429, 503).
+    """
     if room is None or not size:
         return
     owner = owner_of(request.scope)

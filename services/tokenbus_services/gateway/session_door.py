@@ -18,7 +18,7 @@ import msgspec
 from tokenbus import Client, Receipt, Session, SessionCursor, SessionInfo, SessionStep
 from tokenbus.client.deployment import Deployment
 from tokenbus.client.publishing import new_run_id
-from tokenbus.client.sessions.history import steered_turns
+from tokenbus.client.sessions.history import history_bytes, steered_turns
 from tokenbus.client.sessions.listing import session_info
 from tokenbus.core.request.parse import request_from
 from tokenbus.errors import RequestInvalid, SessionNotFound
@@ -341,6 +341,11 @@ class SessionDoor:
     ) -> list[Message]:
         """See `Session.messages`."""
         return await self._session(caller, name, tenant).messages(runs=runs)
+
+    async def history_bytes(self, caller: Caller, name: str, *, tenant: str | None = None) -> int:
+        """About the size of what `messages` returns. Raises ServerUnavailable."""
+        session = self._session(caller, name, tenant)
+        return await history_bytes(self._deployment, session_ref(session.tenant, session.name))
 
     async def fate(self, caller: Caller, name: str, append: str, *, tenant: str | None = None) -> Fate | None:
         """See `Session.fate`."""

@@ -144,6 +144,19 @@ async def test_unfinished_bodies_of_one_key_leave_room_for_others(bus: LocalBus)
         await eventually(lambda: works(ada))
 
 
+async def test_histories_that_one_key_reads_leave_room_for_others(bus: LocalBus) -> None:
+    async with client(bus, BOB) as bob, client(bus, ADA) as ada:
+        configure = {"type": "configure", "request": {"model": "anthropic/text"}}
+        for item in (configure, {"type": "message", "content": "x" * 1_800_000, "run": False}):
+            assert (await ada.post("/sessions/long/events", json={"item": item})).status_code == 200
+        bobs = asyncio.create_task(works(bob))
+        reads = await asyncio.gather(*(ada.get("/sessions/long/messages") for _ in range(12)))
+        assert {each.status_code for each in reads} == {200, 429}
+        assert await bobs
+        await eventually(lambda: works(ada))
+        assert (await ada.get("/sessions/long/messages")).status_code == 200
+
+
 async def test_frames_that_wait_on_a_socket_are_bounded_by_their_bytes(bus: LocalBus) -> None:
     port = bus.gateway.rpartition(":")[2]
     begin = {"type": "response.create", "model": "anthropic/slow", "input": "hello"}

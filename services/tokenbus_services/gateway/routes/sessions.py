@@ -33,7 +33,7 @@ from tokenbus_services.gateway import idempotency
 from tokenbus_services.gateway.answers import asgi
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway, Handler
-from tokenbus_services.gateway.http_request import headers_in
+from tokenbus_services.gateway.http_request import headers_in, hold_bytes
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid
 from tokenbus_services.gateway.routes.native import live_lines
 from tokenbus_services.gateway.routes.run_list import MOST_READS, age_in, flag_in, limit_in, position_in, position_text
@@ -119,8 +119,10 @@ class _SessionRoutes:
         return _json({**msgspec.to_builtins(info), "configuration": msgspec.to_builtins(config)})
 
     async def messages(self, request: Request) -> Any:
-        """The history."""
+        """The history, which counts among the bytes that the key's requests hold until it is sent."""
         name, caller, tenant = await self._named(request)
+        size = await self._door.history_bytes(caller, name, tenant=tenant)
+        hold_bytes(request, size, self._gateway.bodies)
         return _json({"messages": await self._door.messages(caller, name, tenant=tenant)})
 
     async def events(self, request: Request) -> Any:

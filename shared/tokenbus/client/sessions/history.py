@@ -154,13 +154,8 @@ async def _pieces(
     server: Server, key: str, runs: Sequence[int], most: int
 ) -> AsyncGenerator[tuple[int, list[bytes | None]]]:
     """Yield each of these runs with its pieces, as long as they have at most so many bytes together."""
-    pipe = server.client.pipeline(transaction=False)
-    for n in runs:
-        for what in _PIECES:
-            pipe.hstrlen(key, f"{what}:{n}")
-    lengths: list[int] = await pipe.execute()
     width, at, total = len(_PIECES), 0, 0
-    sizes = [sum(lengths[width * i : width * (i + 1)]) for i in range(len(runs))]
+    sizes = await _sizes(server, key, runs)
     while at < len(runs):
         end, step = at, 0
         while end < len(runs) and (end == at or step + sizes[end] <= STEP_BYTES) and total + sizes[end] <= most:
@@ -173,6 +168,31 @@ async def _pieces(
         for i, n in enumerate(runs[at:end]):
             yield n, found[width * i : width * (i + 1)]
         at = end
+
+
+async def _sizes(server: Server, key: str, runs: Sequence[int]) -> list[int]:
+    pipe = server.client.pipeline(transaction=False)
+    for n in runs:
+        for what in _PIECES:
+            pipe.hstrlen(key, f"{what}:{n}")
+    lengths: list[int] = await pipe.execute()
+    width = len(_PIECES)
+    return [sum(lengths[width * i : width * (i + 1)]) for i in range(len(runs))]
+
+
+async def history_bytes(deployment: Deployment, ref: str) -> int:
+    """About how much memory the messages of a session take as JSON, at most `MOST_BYTES`: what is still in logs alone
+    is not counted. Raises ServerUnavailable.
+    """
+    server, keys = deployment.server, await deployment.keys_of(ref)
+    key = keys.of_session(ref)[3]
+    with translated(server):
+        runs = int(await server.client.hget(keys.session(ref), "runs") or 0)
+        total: int = await server.client.hstrlen(key, "before")
+        while runs >= 0 and total < MOST_BYTES:
+            total += sum(await _sizes(server, key, range(runs, max(-1, runs - AT_ONCE), -1)))
+            runs -= AT_ONCE
+    return min(total, MOST_BYTES)
 
 
 async def steered_turns(deployment: Deployment, run: str) -> list[int]:
