@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 
@@ -288,10 +289,13 @@ def check_providers(settings: Settings, env: Mapping[str, str]) -> Iterator[Find
         if provider.auth:
             yield Finding(level="ok", about=about, says=f"is authorised by {provider.auth}")
         elif path:
-            there = bool(key_in_file(path))
-            todo = None if there else "put the key there, alone, readable for this user"
+            there = any(key_in_file(path))
+            # Deployments name the files of all keys that they may have: one that does not exist is none that was lost.
+            wanted = meant or provider.api_key_file is not None or Path(path).exists()
+            todo = "" if there else "put the key there, alone, readable for this user"
+            todo += ", to use this provider" if todo and not wanted else ""
             says = f"{path} holds {'a' if there else 'no'} key"
-            yield Finding(level="ok" if there else "wrong", about=about, says=says, todo=todo or "")
+            yield Finding(level="ok" if there else "wrong" if wanted else "note", about=about, says=says, todo=todo)
         elif not variable:
             yield Finding(level="ok", about=about, says="needs no key")
         elif env.get(variable):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,7 +25,7 @@ from tokenbus_services.runtime.deployment_snapshot import (
     StreamFacts,
 )
 from tokenbus_services.runtime.mcp_tool_cache import TTL_S
-from tokenbus_services.settings import ProviderSettings, Settings, load
+from tokenbus_services.settings import DEFAULT_PROVIDERS, ProviderSettings, Settings, load
 
 INFO = ServerInfo(name="valkey", version=(9, 1, 0), eviction="noeviction")
 
@@ -203,6 +204,23 @@ def test_keys_are_reported_by_variable_and_never_by_value():
     assert findings["provider anthropic"].level == "ok"
     assert findings["provider openai-chat"].level == "note", "there by default, and perhaps not meant"
     assert "sk-secret" not in str(findings)
+
+
+def test_a_file_for_a_key_that_is_not_there_is_wrong_only_for_a_provider_that_the_settings_name(tmp_path: Path) -> None:
+    (tmp_path / "anthropic").write_text("sk-ant-key")
+    (tmp_path / "empty").write_text("")
+    env = {
+        "ANTHROPIC_API_KEY_FILE": str(tmp_path / "anthropic"),
+        "OPENAI_API_KEY_FILE": str(tmp_path / "none"),
+        "GEMINI_API_KEY_FILE": str(tmp_path / "empty"),
+        "MINE_FILE": str(tmp_path / "none"),
+    }
+    mine = ProviderSettings(api="openai-chat", api_key_env="MINE")
+    settings = Settings(providers={**DEFAULT_PROVIDERS, "mine": mine})
+    levels = {f.about.removeprefix("provider "): f.level for f in checks_work.check_providers(settings, env)}
+    assert levels["anthropic"] == "ok"
+    assert levels["openai-chat"] == levels["openai-responses"] == "note"
+    assert levels["gemini"] == levels["mine"] == "wrong"
 
 
 def test_a_provider_that_the_settings_name_must_have_its_key_and_its_api():
