@@ -1,4 +1,5 @@
-"""Makes room on a server that is nearly full: forgets public events and ended runs before their time, oldest first.
+"""Retention by bytes: forgets public events and ended runs before their time, oldest first, if a topic or a partition's
+ended runs exceed a bound of their own (`byte_bounds`), or the server is nearly full.
 
 Intake accepts no run while the server is full, and nothing else would free memory before `retention` does. Each parser
 makes room in the partitions that it owns, so in a Cluster on each node, and no two parsers do it in one partition; dead
@@ -29,6 +30,7 @@ from tokenbus.bus.server.retry import Defects
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.server.stream_reader import id_key
+from tokenbus_services.parser.byte_bounds import PartitionBytes
 from tokenbus_services.runtime.deployment_snapshot import checked
 from tokenbus_services.settings import Settings
 
@@ -36,6 +38,8 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 LOOK_S = 0.25
 """A server that refuses writes for want of memory is full at the next look, whoever got the error."""
+BOUNDS_S = 1.0
+"""How often a partition's own bounds in bytes are looked at."""
 LESS = 0.125
 """Room is made until this share of what may be in use is free: with the default share, a tenth of ``maxmemory``."""
 SPARED_MS = 3_000
@@ -78,6 +82,12 @@ class RoomKeeper:
         self._begin = settings.retention.full_share
         self._bytes = settings.retention.memory_bytes
         self._hold_ms = round(settings.archive.hold_s * 1000) if settings.archive else 0
+        self._topic_bytes = settings.retention.topic_bytes
+        self._ended_bytes = settings.retention.ended_bytes
+        self._keep_ms = round(settings.retention.finished_run_s * 1000)
+        self._bounds_at = 0.0
+        self._partitions: dict[int, PartitionBytes] = {}
+        """Of the partitions that this worker owns, if one of the two is bounded."""
         self._owned = owned
         self._forgotten = Counter(
             "tokenbus_forgotten_for_room",
@@ -87,6 +97,12 @@ class RoomKeeper:
         )
         for what in ("entries", "runs"):
             self._forgotten.labels(what)  # from 0, so that an alert sees the first increase
+        self._trimmed = Counter(
+            "tokenbus_trimmed_to_bytes",
+            "Entries of topics and ended runs deleted before their time: topic_bytes or ended_bytes was reached.",
+            ["what"],
+            registry=registry,
+        )
         self._unsaid: Counting[str] = Counting()
         """What was forgotten since the last report."""
         self._say_at = 0.0
@@ -96,7 +112,7 @@ class RoomKeeper:
 
     async def open(self, liveness: Liveness) -> None:
         """Begin to watch, unless the settings say never."""
-        if self._begin < 1 or self._bytes:
+        if self._begin < 1 or self._bytes or self._topic_bytes or self._ended_bytes:
             self._task = liveness.start(self._run(), name="room")
 
     async def close(self) -> None:
@@ -118,6 +134,9 @@ class RoomKeeper:
     async def look(self) -> None:
         """Make room on each node that is nearly full. Raises redis-py's errors."""
         places = [self._place(partition) for partition in self._owned()]
+        if (self._topic_bytes or self._ended_bytes) and time.monotonic() >= self._bounds_at:
+            self._bounds_at = time.monotonic() + BOUNDS_S
+            await self._keep_bounds(places)
         if any(place.partition == DEAD_WITH for place in places):
             places.append(_Place(keys=self._keys, memory_key=self._keys.dead, streams=(self._keys.dead,)))
         nodes: defaultdict[str, list[_Place]] = defaultdict(list)
@@ -130,6 +149,23 @@ class RoomKeeper:
                 continue
             since = self._full_since.setdefault(node, time.monotonic())
             await self._make_room(of_node, share, waited=time.monotonic() - since >= OTHERS_S)
+
+    async def _keep_bounds(self, places: Sequence[_Place]) -> None:
+        """Keep each partition's topics and ended runs within their bounds."""
+        now_ms, here = self._server.clock.now_ms(), dict[int, PartitionBytes]()
+        for place in places:
+            if place.partition is None:
+                continue
+            kept = self._partitions.get(place.partition)
+            here[place.partition] = kept = kept or PartitionBytes(
+                self._server, place.keys, place.partition, place.streams
+            )
+            if self._topic_bytes:
+                self._trimmed.labels("entries").inc(await kept.trim_topics(self._topic_bytes))
+            if self._ended_bytes:
+                times = {"now_ms": now_ms, "keep_ms": self._keep_ms, "hold_ms": self._hold_ms}
+                self._trimmed.labels("runs").inc(await kept.trim_runs(self._ended_bytes, **times))
+        self._partitions = here
 
     def _node_of(self, place: _Place) -> str:
         if self._server.topology != "cluster":

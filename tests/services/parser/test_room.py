@@ -11,14 +11,14 @@ from structlog.testing import capture_logs
 
 from tests.servers import binary, cluster_group
 from tokenbus.bus.keys import TOPICS, Keys
-from tokenbus.bus.run_record import RECORD
+from tokenbus.bus.run_record import ARCHIVE, ENDED_AT, RECORD
 from tokenbus.bus.scripts.topics import ends, trimmed
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
-from tokenbus_services.parser import room
+from tokenbus_services.parser import byte_bounds, room
 from tokenbus_services.parser.room import LESS, RoomKeeper
 from tokenbus_services.process.embedded_server import EmbeddedServer
-from tokenbus_services.settings import RetentionSettings, Settings
+from tokenbus_services.settings import ArchiveSettings, RetentionSettings, Settings
 
 KEYS = Keys("room", 6)
 ENTRIES, BYTES = 40, 64 * 2**10
@@ -34,9 +34,11 @@ async def server() -> AsyncGenerator[Server]:
             yield server
 
 
-def keeper(server: Server, owned: Sequence[int], *, share: float = BEGIN, memory_bytes: int = 0) -> RoomKeeper:
-    retention = RetentionSettings(full_share=share, memory_bytes=memory_bytes)
-    settings = Settings(prefix=KEYS.prefix, partitions=KEYS.partitions, retention=retention)
+def keeper(
+    server: Server, owned: Sequence[int], *, share: float = BEGIN, archive: ArchiveSettings | None = None, **bounds: int
+) -> RoomKeeper:
+    retention = RetentionSettings(full_share=share, **bounds)
+    settings = Settings(prefix=KEYS.prefix, partitions=KEYS.partitions, retention=retention, archive=archive)
     return RoomKeeper(server, settings, CollectorRegistry(), owned=lambda: owned)
 
 
@@ -191,3 +193,47 @@ async def test_in_a_cluster_only_the_node_that_is_full_gets_room(tmp_path: Any) 
     shorter = {stream for stream in streams if lengths[stream] < ENTRIES}
     assert shorter <= {stream for stream in streams if node_of[stream].name == full.name}
     assert shorter
+
+
+async def test_a_topic_keeps_to_its_bytes_and_no_less_than_a_reader_reads_at_once(server: Server) -> None:
+    keys = KEYS.within(0)
+    large, small = keys.topic(0, "chunks"), keys.topic(0, "blocks")
+    for stream, size, entries in ((large, 1000, 4_000), (small, 10, 2_000)):
+        pipe = server.client.pipeline(transaction=False)
+        for _ in range(entries):
+            pipe.xadd(stream, {"d": bytes(size)})
+        await pipe.execute()
+    most = 2 * 2**20
+    assert await server.client.memory_usage(large) > most
+    await keeper(server, [0], topic_bytes=most).look()
+    assert 0.7 * most < await server.client.memory_usage(large) <= most
+    assert await server.client.xlen(small) == 2_000
+    await keeper(server, [0], topic_bytes=1000).look()
+    assert 1_000 <= await server.client.xlen(large) < 1_200
+
+
+async def test_ended_runs_keep_to_their_bytes_the_oldest_go_and_what_is_to_be_archived_waits_its_time(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "BOUNDS_S", 0.0)
+    now, keys = server.clock.now_ms(), KEYS.within(0)
+    names = [f"run{n}" for n in range(20)]
+    for n, run in enumerate(names):
+        age_ms = 30_000 - n
+        held = {ARCHIVE: "1", ENDED_AT: str(now - age_ms)} if n < 2 else {}
+        await put_run(server, run, age_ms=age_ms, **held)
+    await put_run(server, "s.0a.0b.1", age_ms=40_000)  # of a session: its history
+    size = await server.client.memory_usage(keys.run("run5")) + await server.client.memory_usage(keys.log("run5"))
+    bounds = keeper(server, [0], ended_bytes=12 * size, archive=ArchiveSettings(hold_s=60))
+    monkeypatch.setattr(byte_bounds, "FORGOTTEN", 1)
+    for _ in range(2):  # a look takes eight steps at most
+        await bounds.look()
+    left = [run for run in names if await server.client.exists(keys.run(run))]
+    assert left == [*names[:2], *names[-len(left) + 2 :]]
+    assert 9 <= len(left) <= 12
+    assert await server.client.exists(keys.run("s.0a.0b.1"))
+    await put_run(server, "new", age_ms=0)
+    await bounds.look()
+    assert await server.client.exists(keys.run("new"))
+    await keeper(server, [0], ended_bytes=5 * size, archive=ArchiveSettings(hold_s=10)).look()
+    assert not await server.client.exists(keys.run("run0"))

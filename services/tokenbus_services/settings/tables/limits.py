@@ -139,6 +139,12 @@ class RetentionSettings(Table, frozen=True, kw_only=True):
     """Approximate number of entries kept per public topic and partition. Must exceed what a subscriber reads at once,
     so that it can detect when unread entries were trimmed.
     """
+    topic_bytes: Annotated[int, Meta(ge=0)] = 0
+    """The same in bytes of the server's memory, beyond 1,000 entries. 0: no such bound."""
+    ended_bytes: Annotated[int, Meta(ge=0)] = 0
+    """Bytes of memory that the ended runs of one partition may use, with logs and results: beyond it the oldest are
+    deleted before their time. Runs of sessions do not count. 0: no such bound.
+    """
     dead_entries: Count = 10_000
     memory_bytes: Annotated[int, Meta(ge=0)] = 0
     """The same as `full_share`, in bytes of a node's memory: also for a server without `maxmemory`, or one that others
