@@ -226,10 +226,19 @@ class SessionDoor:
         return await steered_turns(self._deployment, run)
 
     async def fork(
-        self, caller: Caller, name: str, to: str, *, through: str | None, append: str | None, tenant: str | None = None
-    ) -> Session:
+        self,
+        caller: Caller,
+        surface: str,
+        name: str,
+        to: str,
+        *,
+        through: str | None,
+        append: str | None,
+        tenant: str | None = None,
+    ) -> None:
         """Begin another session of the tenant. Raises SessionNotFound, RequestInvalid, ServerError."""
-        return await self._session(caller, name, tenant).fork(to, through=through, append=append)
+        await self._session(caller, name, tenant).fork(to, through=through, append=append)
+        await self._changes.note(caller, surface, "session.fork", session=name, to=to)
 
     async def _configure(self, caller: Caller, surface: str, session: Session, item: Configure, append: str) -> Receipt:
         """Set what the key may ask for, with the fields that it forces. Nothing begins, so nothing stays reserved."""

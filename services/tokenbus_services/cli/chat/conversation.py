@@ -141,6 +141,7 @@ class Conversation:
                 problem = "missing, for a session that begins; `tokenbus up --mock` needs none"
                 raise RequestInvalid(f"--{missing[0]}", problem)
             await session.configure(request, when_busy=self._when_busy)
+            await noted_apart("session.configure", session=name)
         elif given:
             await self._configure(given)
         for piece in _last(before, remembered):
@@ -231,6 +232,7 @@ class Conversation:
             self._show(Piece("error", str(e)))
         else:
             if receipt.fate.state != "returned":  # returned: it had just ended
+                await noted_apart("session.interrupt", session=self.session.name, append=append, run=receipt.fate.run)
                 return
         if self.interrupting == run:
             self.interrupting = None
@@ -278,7 +280,9 @@ class Conversation:
             case "/model":
                 await self._model(argument)
             case "/fork":
+                before = self.session.name
                 forked = await self.session.fork(argument or fresh_name())
+                await noted_apart("session.fork", session=before, to=forked.name)
                 await self._open(forked.name, "a fork", remembered=0)  # it begins with what is on the screen
             case "/open" if argument:
                 await self._open(argument, "session", remembered=self._remembered)
@@ -327,6 +331,7 @@ class Conversation:
             together=config.together,
             history_tokens=config.history.tokens if config.history else None,
         )
+        await noted_apart("session.configure", session=self.session.name)
 
     async def _withdraw(self) -> None:
         own = [append for append, message in self.transcript.waiting.items() if message.author == self._me]
@@ -334,6 +339,7 @@ class Conversation:
             self._note("no message of yours waits")
             return
         await self.session.withdraw(own[-1])
+        await noted_apart("session.withdraw", session=self.session.name, append=own[-1])
 
 
 def _last(pieces: list[Piece], messages: int) -> list[Piece]:

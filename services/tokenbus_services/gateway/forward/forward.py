@@ -88,6 +88,7 @@ class Forwarder:
         self._access = access
         self._spans = spans
         self.owners = runs.owners
+        self.changes = runs.changes
         self._scopes = Scopes(settings.limits, runs.keys)
         self._server = runs.server
         self._limiter: Limiter | None = None
@@ -405,6 +406,7 @@ class Work:
             sending = self._send(self.provider_call(content, more or {}))
             response = await unless_gone(sending, self._request.receive, self.was_read)
             path = self._path
+            await self._note(path, response)
             if path.makes or path.begins_upload or path.lists_all or path.method == "DELETE":
                 return await self._recorded(response)
         except BaseException as e:
@@ -418,6 +420,19 @@ class Work:
             settle=lambda complete, used: self._settle(used),
             **self._forwarder.answer_options(),
         )
+
+    async def _note(self, path: ForwardedPath, response: httpx.Response) -> None:
+        """Enter into the audit what the provider has changed. Raises ServerError."""
+        if path.action is None or not response.is_success:
+            return
+        names = {name: str(value) for name, value in self._request.path_params.items() if name != "model"}
+        try:
+            await self._forwarder.changes.note(
+                self._caller, "forward", path.action, provider=self._target.endpoint.name, **names
+            )
+        except BaseException:
+            await response.aclose()
+            raise
 
     async def _send(self, call: ProviderCall) -> httpx.Response:
         assert self._call

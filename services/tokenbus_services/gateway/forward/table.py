@@ -68,6 +68,8 @@ class ForwardedPath(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of the answer with ids of things that are its caller's from then on. See `JsonBody.texts`."""
     takes: tuple[str, ...] = ()
     """Fields of the request with ids of things that must be its caller's. See `JsonBody.texts`."""
+    changes: bool = False
+    """Whether it changes a thing that is there; deletes, cancels and patches do in any case."""
     lists_all: bool = False
     """Whether the answer has things of everybody who uses the account."""
     ours: tuple[str, ...] = ()
@@ -87,6 +89,15 @@ class ForwardedPath(msgspec.Struct, frozen=True, kw_only=True):
     def names_model(self) -> bool:
         """Whether the request, or its path, may name a model."""
         return "{model}" in self.path or self.body in ("json", "requests", "form")
+
+    @property
+    def action(self) -> str | None:
+        """What the audit calls it; None for what changes nothing that is in the provider's account."""
+        if self.method == "DELETE":
+            return f"{self.kind}.delete"
+        if self.path.endswith(("/cancel", ":cancel")):
+            return f"{self.kind}.cancel"
+        return f"{self.kind}.change" if self.changes or self.method == "PATCH" else None
 
     def below(self, base: str) -> str:
         """Its path for a client or a provider with this base URL, or its path."""
@@ -243,15 +254,17 @@ TABLE: tuple[ForwardedPath, ...] = (
     _row("caches", "gemini", "PATCH", "/cachedContents/{id}", "changes how long content is stored", **_FIELDS),
     *_of_things("caches", "gemini", "/cachedContents", "stored content"),
     _post("vector_stores", "/vector_stores", "makes a vector store", seen=False, makes=("id",), **_IN_STORE),
-    _post("vector_stores", _STORE, "changes a vector store", needs_model=False),
+    _post("vector_stores", _STORE, "changes a vector store", needs_model=False, changes=True),
     _post("vector_stores", _STORE + "/search", "searches a vector store", needs_model=False, seen=False),
     *_of_things("vector_stores", "openai", "/vector_stores", "vector store", ("GET", "/files", "lists files in it")),
-    _post("vector_stores", _STORE + "/files", "adds a file to a vector store", **_IN_STORE),
+    _post("vector_stores", _STORE + "/files", "adds a file to a vector store", changes=True, **_IN_STORE),
     _row("vector_stores", "openai", "GET", _STORE + "/files/{file}", "describes a file in a vector store"),
-    _post("vector_stores", _STORE + "/files/{file}", "changes a file's attributes there", needs_model=False),
+    _post(
+        "vector_stores", _STORE + "/files/{file}", "changes a file's attributes there", needs_model=False, changes=True
+    ),
     _row("vector_stores", "openai", "DELETE", _STORE + "/files/{file}", "takes a file out of a vector store"),
     _row("vector_stores", "openai", "GET", _STORE + "/files/{file}/content", "shows what is stored of a file"),
-    _post("vector_stores", _STORE + "/file_batches", "adds files to a vector store", **_IN_STORE),
+    _post("vector_stores", _STORE + "/file_batches", "adds files to a vector store", changes=True, **_IN_STORE),
     _row("vector_stores", "openai", "GET", _STORE + "/file_batches/{batch}", "describes files that are added"),
     _post("vector_stores", _STORE + "/file_batches/{batch}/cancel", "stops adding files", "none"),
     _row("vector_stores", "openai", "GET", _STORE + "/file_batches/{batch}/files", "lists files that are added"),

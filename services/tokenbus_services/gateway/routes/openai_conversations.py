@@ -135,6 +135,7 @@ class _Conversations:
         changed = await self._store.change(
             caller.tenant, name, lambda found: msgspec.structs.replace(found, metadata=metadata)
         )
+        await self._gateway.runs.changes.note(caller, self.surface.name, "conversation.change", conversation=name)
         return _json(changed.shown())
 
     async def delete(self, request: Request) -> Response:

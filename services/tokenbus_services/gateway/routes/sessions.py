@@ -185,7 +185,8 @@ class _SessionRoutes:
             fields.text("id"),
         )
         fields.end()
-        await self._door.fork(caller, name, to, through=through, append=append, tenant=tenant)
+        surface = self.surface.name
+        await self._door.fork(caller, surface, name, to, through=through, append=append, tenant=tenant)
         return _json({"session": to}, status=201, headers={"location": f"/sessions/{to}"})
 
     async def delete(self, request: Request) -> Any:

@@ -309,6 +309,8 @@ class ResponseSocket:
             current.steers.append(steer)
             await self._tell("accepted", current.encoder, {"id": steer.id, "previous_response_id": current.id})
             self._gateway.runs.cancel_later(current.run, STEERED)
+            changes = self._gateway.runs.changes
+            await changes.note(await self._caller(), self._surface.name, "steer", run=current.run)
         return True
 
     async def _over(self, ended: OpenResponse) -> None:
