@@ -7,6 +7,7 @@ from collections import Counter
 import msgspec
 import pytest
 
+from tests.simulation import storage
 from tests.simulation.compare import near
 from tests.simulation.costs import Costs, ProcessCost
 from tests.simulation.deployment import Deployment, Outcome, Shape, arriving, even
@@ -25,6 +26,13 @@ def outcome(shape: Shape, runs: int, pace: float, chunks: int) -> Outcome:
     deployment = Deployment(shape, COSTS)
     deployment.feed(even(runs, pace, chunks))
     return deployment.run(60)
+
+
+def test_the_page_says_what_a_rate_needs_of_memory_disk_and_network() -> None:
+    assert storage.table() in (MEASUREMENTS.parents[1] / "operate" / "scale.md").read_text()
+    one, ten = storage.needs(1_000), storage.needs(10_000)
+    assert ten.logs == 10 * one.logs
+    assert ten.topics == one.topics  # both have reached the bound in entries
 
 
 def test_a_seed_gives_the_same_events_each_time() -> None:

@@ -26,6 +26,7 @@ from tokenbus_services.mock_provider import MockProvider, Reply, Script, Turn
 OURS, THEIRS = "swordfish", "halibut"
 SCRIPTS = [Script(name=word, turns=(Turn(says=Reply(text=f"It is {word} again.")),)) for word in (OURS, THEIRS)]
 KEY = "k" * 40
+CONSOLE = '[gateway]\n[console]\nroles_without_keys = ["see_runs", "see_content"]\n'
 
 
 @asynccontextmanager
@@ -61,7 +62,7 @@ async def test_what_the_server_forgot_is_followed_listed_and_shown(
 ) -> None:
     async with (
         MockProvider(SCRIPTS) as provider,
-        with_archive(tmp_path, server_url, keys, provider.url, more="[gateway]\n[console]\n") as (bus, blobs),
+        with_archive(tmp_path, server_url, keys, provider.url, more=CONSOLE) as (bus, blobs),
     ):
         [gateway] = await bus.start("gateway")
         image = await upload(blobs.url, PNG)
@@ -121,6 +122,11 @@ async def seen_at_the_gateway(gateway: Worker, ours: str, theirs: str, numbers: 
         page = (await http.get("/runs", params={"archived": "true", "limit": 1})).json()
         then = (await http.get("/runs", params={"archived": "true", "limit": 1, "after": page["next"]})).json()
         assert [found["run"] for found in page["runs"] + then["runs"]] == [theirs, ours]
+        history = (await http.get("/console/api/history")).json()["rows"]
+        assert [row["info"]["run"] for row in history] == [theirs, ours]
+        assert history[1]["metadata"]["tenant"] == "acme"
+        found = (await http.get("/console/api/history", params={"words": OURS})).json()["rows"]
+        assert [row["info"]["run"] for row in found] == [ours]
         shown = (await http.get(f"/console/api/runs/{ours}")).json()
         assert (shown["row"]["state"], shown["last_seq"]) == ("completed", numbers[-1])
         assert shown["attempts"]

@@ -15,6 +15,7 @@ import httpx
 import msgspec
 import pytest
 import redis
+from websockets.sync.client import connect
 
 from tests.e2e.gateway.served import auth
 from tests.e2e.gateway.test_doors import AGENT, CHAT, at_the_console
@@ -30,6 +31,7 @@ SETTINGS = f"""
 [console]
 [gateway]
 tools = ["pay"]
+forward = ["files"]
 [gateway.aliases]
 default = ["anthropic/slow"]
 [gateway.keys.ada]
@@ -220,6 +222,55 @@ def drop(bus: LocalBus, http: httpx.Client) -> Did:
     return "dead.drop", "ops", "console", {"entry": entry}
 
 
+def fork(bus: LocalBus, http: httpx.Client) -> Did:
+    name, to = session(http), secrets.token_hex(4)
+    assert http.post(f"/sessions/{name}/fork", json={"session": to}).status_code == 201
+    return "session.fork", "ada", "native", {"session": name, "to": to, "tenant": "acme"}
+
+
+def steer(bus: LocalBus, http: httpx.Client) -> Did:
+    address = bus.gateway.replace("http://", "ws://") + "/v1/responses"
+    with connect(address, additional_headers=auth(ADA)) as socket:
+        socket.send(json.dumps({"type": "response.create", "model": "anthropic/slow", "input": "hello"}))
+        response = ""
+        while "two" not in (frame := json.loads(socket.recv())).get("delta", ""):
+            response = frame.get("response", {}).get("id", response)
+        said = {"type": "response.steer", "previous_response_id": response, "input": "private words"}
+        socket.send(json.dumps(said))
+        while json.loads(socket.recv())["type"] != "response.incomplete":
+            pass
+    return "steer", "ada", "openai_responses", {"run": response.removeprefix("resp_"), "tenant": "acme"}
+
+
+def end_of_a_file(bus: LocalBus, http: httpx.Client) -> Did:
+    headers = {"x-tokenbus-provider": "openai-chat"}
+    sent = {"files": {"file": ("a.jsonl", b"{}")}, "data": {"purpose": "batch"}}
+    file = http.post("/v1/files", headers=headers, **sent).json()["id"]
+    assert http.delete(f"/v1/files/{file}").json()["deleted"]
+    return "files.delete", "ada", "forward", {"id": file, "provider": "openai-chat", "tenant": "acme"}
+
+
+def change_of_a_conversation(bus: LocalBus, http: httpx.Client) -> Did:
+    name = http.post("/v1/conversations", json={}).json()["id"]
+    assert http.post(f"/v1/conversations/{name}", json={"metadata": {"a": "private words"}}).status_code == 200
+    return "conversation.change", "ada", "openai_responses", {"conversation": name, "tenant": "acme"}
+
+
+def making_of_a_stream(bus: LocalBus, http: httpx.Client) -> Did:
+    name = secrets.token_hex(4)
+    made = http.put(f"/v1/stream/sessions/{name}", headers={"content-type": "application/json"})
+    assert made.status_code == 201, made.text
+    return "session.configure", "ada", "durable_streams", {"session": name, "tenant": "acme"}
+
+
+def retry_at_the_console(bus: LocalBus, http: httpx.Client) -> Did:
+    run = begun(http)
+    http.post(f"/runs/{run}/cancel")
+    eventually_sync(lambda: http.get(f"/runs/{run}").json()["status"] == "cancelled")
+    assert at_the_console(http, f"/console/api/runs/{run}/retry", OPS).status == 202
+    return "retry", "ops", "console", {"run": run}
+
+
 def erasure_of_a_command(bus: LocalBus, http: httpx.Client) -> Did:
     run = begun(http, "text")
     http.get(f"/runs/{run}", params={"wait": "true"})
@@ -257,7 +308,8 @@ def test_what_lies_in_a_time_is_erased_and_what_is_before_and_after_it_stays(bus
         cancel, cancel_of_a_command, cancel_at_the_console, cancel_of_a_response, stop_of_a_chat, stop_of_an_agent,
         erasure, erasure_of_a_command, end_of_a_conversation, settings_of_a_session, end_of_a_session, end_of_a_stream,
         message_of_an_operator, interrupt_of_an_operator, decision, decision_at_the_console,
-        decision_of_a_command, replay, replay_of_a_command, drop,
+        decision_of_a_command, replay, replay_of_a_command, drop, fork, steer, end_of_a_file, change_of_a_conversation,
+        making_of_a_stream, retry_at_the_console,
     ],
 )  # fmt: skip
 def test_an_action_has_one_entry_of_who_did_what_over_which_door(

@@ -1,4 +1,4 @@
-"""Every route, console action and command that changes something is known here, with its entry of the audit or a reason.
+"""Every route, console action and command that changes something is known here, with its audit entry or a reason.
 
 One that is added fails until somebody has decided. tests/e2e/operating/test_audit.py shows that entries are written.
 """
@@ -37,7 +37,9 @@ ENTRIES: dict[str, str] = {
     "POST /v1/sessions/{id}": "session.configure",
     "POST /v1/sessions/{id}/events": "session.interrupt",
     "DELETE /v1/sessions/{id}": "session.delete",
+    "POST /v1/sessions/{id}/archive": "session.configure",
     "POST /v1/agents": "session.configure",
+    "POST /v1/agents/{id}/archive": "session.configure",
     "POST /api/chat/{chat:path}/stop": "cancel",
     "DELETE /agui/runs/{run:path}": "cancel",
     "POST /v1/responses/{id}/cancel": "cancel",
