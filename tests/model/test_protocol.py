@@ -90,7 +90,7 @@ READ = "= h[1], h[2], h[3], h[4], h[5]"
 BROKEN = {
     "the fence is gone": ("commit", "if h[1] ~= token then", "if false then"),
     "a commit writes twice": ("commit", "if h[2] ~= begin then", "if false then"),
-    "the watermark goes too far": ("commit", "till, watermark, now", "till, till, now"),
+    "the watermark goes too far": ("commit", "h[6], watermark, now", "h[6], till, now"),
     "the offset moves before the outputs": (
         "commit",
         "operate(operations_at,",

@@ -75,11 +75,12 @@ def generated() -> str:
 
 
 def abilities() -> str:
-    """What each client can, by the names of its public methods."""
+    """What each client can, by the names of its public methods, in Python's spelling."""
     python = _public(tokenbus.Client) | _public(tokenbus.Run) - {"events"} | {"group"}
     sync = _public(tokenbus.sync.Client) | _public(tokenbus.sync.Run) - {"events"} | {"group"}
     source = (TYPES.parent / "client.ts").read_text(encoding="utf-8")
-    node = set(re.findall(r"^  (?:async |get )?\*?(\w+)(?:<[^(]*>)?\(", source, re.MULTILINE)) - {"constructor"}
+    named = re.findall(r"^  (?:async |get )?\*?(\w+)(?:<[^(]*>)?\(", source, re.MULTILINE)
+    node = {re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", name) for name in named} - {"constructor"}
     lines = ["| | Node | Python | `tokenbus.sync` |", "|---|---|---|---|"]
     for name in sorted((python | sync | node) - {"aclose"}):
         asynchronous = "yes" if name in python or (name == "close" and "aclose" in python) else "no"
