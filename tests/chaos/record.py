@@ -10,7 +10,7 @@ from zlib import crc32
 
 import msgspec
 
-_LOG = re.compile(r"\{(\d+)\}:log:(.+)")
+_LOG = re.compile(r"\{(\d+)\}:log:(?!tree/)(.+)")
 
 Fate = Literal["plain", "fails before text", "cut in text", "cancelled", "deadline", "hostile", "huge"]
 """The planned fault of a run, besides all random ones."""
