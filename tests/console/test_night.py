@@ -104,3 +104,12 @@ async def test_a_run_that_is_not_there_is_said_so_with_the_reason(chromium: Any,
             await see(page, bus, hash_)
             await expect(page.get_by_role("alert")).to_contain_text("no-such-run")
             await expect(page.get_by_role("alert")).to_contain_text("It never was, or it has expired.")
+
+
+async def test_all_columns_of_health_are_in_sight_on_a_phone(chromium: Any, bus: LocalBus) -> None:
+    await asyncio.to_thread(ended, bus, "speaks")
+    async with page_of(chromium, viewport={"width": 390, "height": 844}) as page:
+        await see(page, bus, "#view=health")
+        table = page.locator("[aria-labelledby=providers-title] table")
+        await expect(table).to_contain_text("speaks")
+        assert await table.evaluate("(one) => one.scrollWidth - one.parentElement.clientWidth") <= 0

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from tests.deploy.test_kubernetes import KUBERNETES, OPTIONAL, VERSIONS, accepted, container, of_kind, render
+from tokenbus import __version__
 
 CHART = Path("deploy/helm")
 MAPS = ("tokenbus-settings", "tokenbus-deployment", "valkey-scripts")
@@ -107,6 +108,11 @@ def test_partitions_bound_the_scaling_of_stages_and_a_service_takes_what_is_its_
     assert {container(each)["image"] for each in of_kind(objects, "Deployment").values()} == {
         "registry.example/tokenbus:1.2.3"
     }
+
+
+def test_the_chart_is_of_the_release_whose_image_it_names() -> None:
+    described = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert described["version"] == described["appVersion"] == __version__.partition(".dev")[0]
 
 
 def test_a_change_of_the_settings_replaces_the_pods() -> None:
