@@ -57,6 +57,15 @@ class Unjudged(Exception):
         self.of = of
 
 
+class _Known(msgspec.Struct, frozen=True):
+    """A run in which policies judge, as it was read."""
+
+    status: str | None
+    ours: bool
+    """Intake made it, and no client."""
+    log: str
+
+
 class InputPolicies:
     """Has texts judged. Call it again once `ended` returns."""
 
@@ -94,26 +103,28 @@ class InputPolicies:
     async def ended(self, run: str) -> None:
         """Wait until the run has ended: the parser ends it if no policy worker answers."""
         look_s = FIRST_LOOK_S
-        while (await self._known(run))[0] in UNENDED:
+        while (await self._known(run)).status in UNENDED:
             await asyncio.sleep(look_s)
             beat()
             look_s = min(2 * look_s, LONGEST_LOOK_S)
 
-    async def _known(self, run: str) -> tuple[str | None, bool]:
-        """The run's status, and whether intake made it."""
-        server, keys = self._server, self._keys
-        await retry_until_available(server, lambda: locate(server, keys, run), what="look-up of a run's partition")
-        found: list[bytes | None] = await retry_until_available(
-            server, lambda: server.client.hmget(keys.run(run), [STATUS, JUDGES]), what="look-up of what is judged"
+    async def _known(self, run: str) -> _Known:
+        server = self._server
+        await retry_until_available(
+            server, lambda: locate(server, self._keys, run), what="look-up of a run's partition"
         )
-        return status_of(found[0]), found[1] is not None
+        at = self._keys.within(self._keys.partition_of(run))  # the number of partitions may change meanwhile
+        found: list[bytes | None] = await retry_until_available(
+            server, lambda: server.client.hmget(at.run(run), [STATUS, JUDGES]), what="look-up of what is judged"
+        )
+        return _Known(status_of(found[0]), found[1] is not None, at.log(run))
 
     async def _released(
         self, run: str, plan: PolicyPlan, texts: Sequence[Text], of: Mapping[str, str], metadata: Json | None
     ) -> list[str]:
         unjudged = Unjudged(run, f"{tenant_of(metadata)} {next(iter(of.values()))}")
-        status, ours = await self._known(run)
-        if status in (None, "awaited"):
+        known = await self._known(run)
+        if known.status in (None, "awaited"):
             about: Json = {"judges_input_of": dict(of)}
             if tenant := tenant_of(metadata):
                 about["tenant"] = tenant
@@ -122,13 +133,15 @@ class InputPolicies:
                 self._server, lambda: run_script(self._server, call), what="input for policies to judge"
             )
             raise unjudged
-        if not ours:
+        if not known.ours:
             raise InputRejected(run, f"there is another run {run}")
-        if status in UNENDED:
+        if known.status in UNENDED:
             raise unjudged
         blocks, end = await retry_until_available(
-            self._server, lambda: self._log(self._keys.log(run)), what="verdict on what goes in"
+            self._server, lambda: self._log(known.log), what="verdict on what goes in"
         )
+        if end is None:  # a full server forgets ended runs
+            raise InputRejected(run, "the verdict on it is gone", retryable=True)
         if not isinstance(end, Completed):
             error = end.error if isinstance(end, Incomplete | RunFailedEvent) else None
             problem = error.message if error else "its policies were stopped before they had judged it"
