@@ -40,6 +40,7 @@ async def _measured(stack: Stack) -> list[Figure]:
         return stack.client.dbsize()
 
     async with Client(f"redis://127.0.0.1:{port}") as bus:
+        bare = await _share(stack)
         before, keys_before, left = held(), keys(), iter(range(RUNS))
         wanted: dict[str, asyncio.Event] = {}
 
@@ -57,14 +58,26 @@ async def _measured(stack: Stack) -> list[Figure]:
                 if seen == RUNS:
                     break
         await asyncio.gather(*begun)
-        after, spent = held(), [cpu_s(stack.pids[name]) for name in SERVICES]
-        await asyncio.sleep(MEANWHILE_S)
-        share = sum(cpu_s(stack.pids[name]) - at for name, at in zip(SERVICES, spent, strict=True)) / MEANWHILE_S
+        after = held()
+        share = await _share(stack)
         return [
             *(
                 Figure(name=f"waiting: memory of one, {RUNS:,} of them, {where}", unit="KB", value=grown / RUNS)
                 for where, grown in ((where, after[where] - before[where]) for where in after)
             ),
             Figure(name="  keys of one", unit="", value=(keys() - keys_before) / RUNS),
-            Figure(name="  CPU of the services meanwhile, of a core", unit="%", value=100 * share),
+            Figure(
+                name="  CPU of the services meanwhile, of a core; bare: before",
+                unit="%",
+                value=share,
+                bare=bare,
+                ratio=share / bare,
+            ),
         ]
+
+
+async def _share(stack: Stack) -> float:
+    """The CPU of the services while nothing happens, in % of a core."""
+    spent = [cpu_s(stack.pids[name]) for name in SERVICES]
+    await asyncio.sleep(MEANWHILE_S)
+    return 100 * sum(cpu_s(stack.pids[name]) - at for name, at in zip(SERVICES, spent, strict=True)) / MEANWHILE_S

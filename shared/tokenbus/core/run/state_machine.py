@@ -507,6 +507,7 @@ class RunMachine:
         """The deadline bounds what the run does. The time for which it only waits for somebody does not count."""
         s = self.state
         waits, since_ms = waits_only(s), s.waits_since_ms
+        s.waits_until_ms = min((p.wait.deadline_ms for p in s.calls if p.wait), default=0) if waits else 0
         if waits and not since_ms:
             s.waits_since_ms = max(s.seen_ms, self._now_ms)
         elif since_ms and not waits:
