@@ -65,11 +65,6 @@ class AppliedBatch(msgspec.Struct, frozen=True, kw_only=True):
     void: set[str] = set()
     """Runs that ended because an entry could not be read."""
 
-    @property
-    def memory_bytes(self) -> int:
-        """Approximate memory use in bytes."""
-        return self.size + self.commit.held
-
 
 class IsolatedTries(msgspec.Struct, frozen=True):
     """The entry that was processed alone without reaching a commit, and how many tries it had."""
