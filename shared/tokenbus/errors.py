@@ -10,6 +10,7 @@
     │   └── PoisonRequest         several workers crashed while accepting it
     ├── ServerError               the Redis or Valkey server
     │   ├── ServerUnavailable     no answer, connection refused, or connection lost
+    │   │   └── WriteNotReplicated  too few replicas have a durable write, or no disk
     │   ├── ServerTooOld          older than the minimum version
     │   ├── ServerFull            out of memory, or the inbound stream is full
     │   │   └── PublishQueueFull  this client has too many requests in flight
@@ -184,6 +185,15 @@ class ServerUnavailable(ServerError):
         super().__init__(f"server {server} is unavailable: {problem}")
         self.server = server
         self.problem = problem
+
+
+class WriteNotReplicated(ServerUnavailable):
+    """The server has the write, but not yet the replicas or the disk that the deployment's `durability` names.
+
+    A request with an id can safely be published again, and is then waited for again.
+    """
+
+    code = "write_not_replicated"
 
 
 class ServerTooOld(ServerError):

@@ -66,6 +66,9 @@ model = "{HELPER}"
 [policies.{POLICY}]
 use = "tokenbus.policy:ReplaceText"
 options = {{ rules = [{{ find = "{FOUND}", replace = "{REPLACED}" }}] }}
+[durability]
+replicas = 0
+disk = true
 [limits]
 policy_executors = 0
 """
@@ -85,6 +88,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     policies: tuple[str, ...] = ()
     cancelled: bool = False
     """Somebody cancels it at some time."""
+    durable: bool = False
+    """What somebody was told of it is not lost with the server's last writes."""
 
     @property
     def request(self) -> dict[str, object]:
@@ -97,6 +102,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
             "messages": [{"role": "user", "content": f"say {self.run}"}],
             "tools": [{"name": self.tool}] if len(self.texts) > 1 else [],
             "policies": [*self.policies],
+            "durability": "replicated" if self.durable else "server",
         }
 
     def result(self, turn: int) -> str:

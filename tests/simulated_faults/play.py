@@ -43,7 +43,8 @@ from tests.waiting import eventually
 from tokenbus import Client
 from tokenbus.bus.keys import DATA_FIELD, Keys
 from tokenbus.bus.server.server import Server
-from tokenbus.errors import AlreadyDecided, DecisionPending, ServerUnavailable, WaitNotFound
+from tokenbus.errors import AlreadyDecided, DecisionPending, RunError, ServerError, ServerUnavailable, WaitNotFound
+from tokenbus.events.public import TERMINAL
 
 SETTLE_S = 60.0
 """Virtual seconds after the last fault within which all runs end."""
@@ -139,6 +140,8 @@ class _Scene:
         self._decided: list[tuple[str, str, str]] = []
         """Run, wait and decision of those who were told that their decision counts."""
         self._lost_writes = False
+        self._seen: dict[str, Event] = {}
+        """By durable run, its end as a reader had it."""
         self.problems: list[str] = []
         self.met: Mapping[int, str] = {}
         self.ends: list[str] = []
@@ -168,6 +171,7 @@ class _Scene:
             await talking.__aenter__()
             people = [loop.create_task(self._decide(client, choice)) for choice in ("allow", "deny")]
             asking = [loop.create_task(self._ask(client, case)) for case in self._cases]
+            people += [loop.create_task(self._read(client, case.run)) for case in self._cases if case.durable]
             await faults.run(FAULTS_S)
             await asyncio.gather(*asking)
             until, logs = loop.now + SETTLE_S, await self._logs(server)
@@ -176,7 +180,7 @@ class _Scene:
                 logs = await self._logs(server)
                 if faults.lost_writes:
                     for case in self._cases:
-                        if not logs[case.run]:
+                        if not (logs[case.run] or case.durable):
                             await _until_served(lambda case=case: client.publish(case.request))
             for person in people:
                 person.cancel()
@@ -195,6 +199,15 @@ class _Scene:
         if case.cancelled:
             await asyncio.sleep(chance.uniform(0.0, 8.0))
             await _until_served(lambda: client.cancel(case.run))
+
+    async def _read(self, client: Client, run: str) -> None:
+        """Read the run until its end."""
+        while run not in self._seen:
+            with suppress(ServerError, RunError):
+                async for event in client.follow(run, wait_s=None):
+                    if isinstance(event, TERMINAL):
+                        self._seen[run] = msgspec.to_builtins(event)
+            await asyncio.sleep(0.1)
 
     async def _decide(self, client: Client, choice: str) -> None:
         """Be a person who decides what waits, if the choice is theirs; at times twice."""
@@ -249,6 +262,7 @@ class _Scene:
                 judge.check(log)
             except AssertionError as e:
                 self.problems.append(f"{log[0]['run']}: {e}")
+                self.problems += [f"      {str(event)[:200]}" for event in log]
         for case in self._cases:
             most = len(case.texts) - 1 if case.tool == DELEGATE else 0
             if children[case.run] > most and not self._lost_writes:
@@ -269,6 +283,8 @@ class _Scene:
 
     def _judge_words(self, case: Case, log: list[Event]) -> None:
         ended = log[-1]["type"]
+        seen = self._seen.get(case.run)
+        assert not seen or _of_end(seen) == _of_end(log[-1]), f"a reader had the end {seen}"
         lost = self._lost_writes and log[-1].get("error", {}).get("code") in _LOST
         assert ended == "completed" or (case.cancelled and ended == "cancelled") or lost, str(log[-1])
         blocks = judge.blocks(log)
@@ -293,9 +309,12 @@ class _Scene:
             assert real == allowed or (ended != "completed" and not real), f"turn {turn} has the result {result!r}"
         for turn in range(len(case.texts) - 1):
             keys = self._endpoints.called[case.run, turn]
-            assert len(keys) <= 1, f"the call of turn {turn} had the keys {keys}"
+            lossy = (
+                self._lost_writes and not case.durable
+            )  # what led to a call may be lost, and the call asked for anew
+            assert len(keys) <= 1 or lossy, f"the call of turn {turn} had the keys {keys}"
             assert not keys or case.tool != PAY or turn < len(resumed), f"the tool of turn {turn} waited for nobody"
-            decided_anew = self._lost_writes and case.decision == "both"
+            decided_anew = lossy and case.decision == "both"
             assert decided_anew or not keys or "deny" not in decisions[turn : turn + 1], (
                 f"the denied tool of turn {turn} was called"
             )
@@ -315,7 +334,13 @@ def _case(chance: random.Random, run: str) -> Case:
         decision=chance.choice(("allow", "deny", "both")),
         policies=(POLICY,) if chance.random() < 0.3 else (),
         cancelled=chance.random() < 0.15,
+        durable=chance.random() < 0.5,
     )
+
+
+def _of_end(event: Event) -> Event:
+    """What a reader of the end relies on. Its number is another one if neighbouring chunks are joined otherwise."""
+    return {name: event.get(name) for name in ("run", "type", "finish", "error", "turn", "attempt", "usage")}
 
 
 async def _until_served(ask: Callable[[], Awaitable[object]]) -> None:

@@ -53,6 +53,8 @@ class VirtualServer:
         self._binary, self._library, self._directory = binary, clock_library, directory
         self.clock = (directory / "clock").open("w+b", buffering=0)
         self.clock.write((BASE_S * 1_000_000).to_bytes(8, "little"))
+        self.kept = 0
+        """Bytes in its file when it last said that all is on its disk."""
         self._start()
 
     def __enter__(self) -> Self:
@@ -68,9 +70,9 @@ class VirtualServer:
         return self._file.stat().st_size
 
     def restart(self, written: int) -> None:
-        """Start it again as it was when so much was in its file."""
+        """Start it again as it was when so much was in its file, or all that it said is kept."""
         self._kill()
-        os.truncate(self._file, written)
+        os.truncate(self._file, max(written, self.kept))
         self._start()
 
     @property
@@ -82,7 +84,7 @@ class VirtualServer:
         self._server = subprocess.Popen(
             [
                 *(str(self._binary), "--port", "0", "--unixsocket", self.path, "--dir", str(self._directory)),
-                *("--save", "", "--appendonly", "yes", "--appendfsync", "no", "--auto-aof-rewrite-percentage", "0"),
+                *("--save", "", "--appendonly", "yes", "--appendfsync", "always", "--auto-aof-rewrite-percentage", "0"),
             ],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -421,6 +423,8 @@ class Wire(asyncio.Transport):
             return
         self.socket.setblocking(False)
         loop.collect(len(data))
+        if b"\r\nWAITAOF\r\n" in data:
+            loop.server.kept = loop.server.written
 
     def _unblock(self, number: int) -> None:
         if number == self._blocked and self in self._loop.wires:

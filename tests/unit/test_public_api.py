@@ -48,6 +48,7 @@ FACADE = {
         RecordNotFound RepartitionRefused RequestError RequestInvalid RequestTooLarge RunCancelled RunError
         RunFailed RunIncomplete RunLost RunNotFound RunNotRepeatable RunOpen ServerError ServerFull ServerTooOld
         ServerUnavailable SessionNotFound SessionReplaced SettingsError TokenbusError TooLarge ToolFailure WireError
+        WriteNotReplicated
     """,
     "tokenbus.tools": """
         Answered Ask Image Report ToolContext

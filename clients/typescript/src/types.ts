@@ -445,6 +445,7 @@ export interface Generate {
   on_failure?: "before_first_output" | "before_first_visible" | "continue" | "fail" | "restart";
   deadline_s?: number;
   max_added_ms?: number;
+  durability?: "replicated" | "server";
   participant?: string;
   metadata?: Record<string, unknown>;
   extra?: Record<string, unknown>;

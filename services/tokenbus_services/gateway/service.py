@@ -57,7 +57,9 @@ class GatewayService:
         self._bus = bus
         self._gateway = gateway
         self._worker = worker
-        self._deployment = DeploymentAgreement(server, settings.keys, self.liveness, worker=self._worker)
+        self._deployment = DeploymentAgreement(
+            server, settings.keys, self.liveness, settings.durability, worker=self._worker
+        )
         self._parts = parts
         self._tracer = tracer
         self._members = settings.keys.gateway_members

@@ -308,7 +308,11 @@ class Intake:
                 if judged:
                     unknown = [*unknown, f"policies judged what goes in: {', '.join(plan.names)} (run {judged})"]
         request, policy_plan, notes = await self._prepared(request, locate_run)
-        return self._creation.accept(request, item, policy_plan, [*unknown, *notes])
+        call = self._creation.accept(request, item, policy_plan, [*unknown, *notes])
+        # The end of the request's entry is written after this: a replica that has it has this, too, except in a
+        # Cluster, where another node has the entry.
+        durable = self._server.topology == "cluster" and self._creation.level_of(request) == "replicated"
+        return msgspec.structs.replace(call, durable=durable)
 
     async def _judged(self, sent: WaitDecision) -> WaitDecision:
         """The decision with its texts as the policies of what goes into its run released them."""
@@ -347,6 +351,10 @@ class Intake:
             raise RequestInvalid("provider", str(e)) from None
         if request.record and self._settings.records is None:
             raise RequestInvalid("record", "this deployment records nothing: its settings have no [records]")
+        if request.durability == "replicated" and self._settings.durability is None:
+            raise RequestInvalid(
+                "durability", "this deployment waits for no replica: its settings have no [durability]"
+            )
         for i, name in enumerate(request.webhooks):
             if name not in self._settings.webhooks:
                 raise RequestInvalid(f"webhooks[{i}]", f"there is no webhook {name!r} here")

@@ -59,7 +59,7 @@ from tokenbus.events.frames import (
     encode,
 )
 from tokenbus.events.normalized import Normalized
-from tokenbus.events.requests import Cancel, Generate, HistoryBound
+from tokenbus.events.requests import Cancel, DurabilityLevel, Generate, HistoryBound
 from tokenbus.providers import registry
 from tokenbus_services.intake.usable_fallbacks import meets
 from tokenbus_services.intake.waits import tool_waits
@@ -196,6 +196,7 @@ class RunCreation:
             waits=tool_waits(request, self._settings),
             begins_runs=self._begins_runs(request),
             options=request_options(request),
+            durable=self.level_of(request) == "replicated",
         )
         fields: list[scripts.Arg] = [REQUEST, msgspec.json.encode(request)]
         fields += [PROVIDER, request.provider, MODEL, request.model]
@@ -208,6 +209,12 @@ class RunCreation:
         if accepted.archive:
             fields += [ARCHIVE, 1]
         return accepted, fields
+
+    def level_of(self, request: Generate) -> DurabilityLevel:
+        """What the run's acceptance, its calls and its end wait for."""
+        kept = self._settings.durability
+        own = request.durability or self._settings.providers[request.provider].durability
+        return own or (kept.default if kept else "server")
 
     def _begins_runs(self, request: Generate) -> dict[str, int]:
         declared = [(tool.name, self._settings.tools.get(tool.name)) for tool in request.tools]

@@ -10,6 +10,7 @@ from tokenbus.bus.run_record import RunLifetimes
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.stage import Stage
 from tokenbus_services.parser.activity import ActivityCounter
+from tokenbus_services.parser.durable_ends import DurableEnds
 from tokenbus_services.parser.logic import ParserLogic, RunObserver
 from tokenbus_services.parser.metrics import AttemptMetrics, RunLog, RunMetrics
 from tokenbus_services.parser.room import RoomKeeper
@@ -36,6 +37,8 @@ def parser(core: WorkerCore) -> StageService:
         round(kept.open_run_s * 1000), round(kept.finished_run_s * 1000), round(kept.session_s * 1000)
     )
 
+    ends = DurableEnds(core.server, keys, logics, owned=lambda: service.owned)
+
     def logic(partition: int) -> ParserLogic:
         logics[partition] = ParserLogic(
             partition,
@@ -45,14 +48,17 @@ def parser(core: WorkerCore) -> StageService:
             on_published=metrics.count,
             observers=observers,
             on_block=on_block,
+            on_sealed=ends.look,
         )
         return logics[partition]
 
     async def opening(liveness: Liveness) -> None:
         await activity.open(liveness)
         await room.open(liveness)
+        await ends.open(liveness)
 
     async def closing() -> None:
+        await ends.close()
         await room.close()
         await activity.close()
 

@@ -46,9 +46,8 @@ from tokenbus.core.run.effects import (
     RunTools,
     Wait,
 )
-from tokenbus.core.run.gated_run import GatedRun
+from tokenbus.core.run.sealed_run import AnyRun
 from tokenbus.core.run.state import RunState
-from tokenbus.core.run.state_machine import RunMachine
 from tokenbus.events.child_runs import TreeEntry, parent_call, root_of
 from tokenbus.events.decisions import Decided
 from tokenbus.events.decisions import decoder as decided_decoder
@@ -85,9 +84,7 @@ class EffectWriter:
         self._partition = partition
         self._lifetimes = lifetimes
 
-    def write(
-        self, machine: RunMachine | GatedRun, effect: Effect, last: bytes, end: TerminalEvent | None, commit: Commit
-    ) -> None:
+    def write(self, machine: AnyRun, effect: Effect, last: bytes, end: TerminalEvent | None, commit: Commit) -> None:
         """Write one effect. ``last``: the run's latest event as published; ``end``: its terminal event, if it came."""
         s, keys = machine.state, self._keys
         run_key = keys.run(s.run)
@@ -161,7 +158,7 @@ class EffectWriter:
             look = ToolWork(parent, 0, 0, block, "", "", "", tenant=tenant_of(s.accepted.metadata), child=s.run)
             commit.append(self._tools, [parent, encode(look)])
 
-    def order_in_tree(self, machine: RunMachine | GatedRun, events: Sequence[PublicEvent], commit: Commit) -> None:
+    def order_in_tree(self, machine: AnyRun, events: Sequence[PublicEvent], commit: Commit) -> None:
         """Give these events of the run, which the commit publishes, their place among those of its tree. A run without
         children has none. Called before the effects are written.
         """

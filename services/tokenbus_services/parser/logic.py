@@ -16,6 +16,7 @@ from tokenbus.core.run.attempts import AttemptReport
 from tokenbus.core.run.blocks.block_table import BlockTable, OpenBlocks
 from tokenbus.core.run.checkpoint import Checkpoints, Snapshot
 from tokenbus.core.run.gated_run import GatedRun, accept
+from tokenbus.core.run.sealed_run import AnyRun, SealedRun
 from tokenbus.core.run.state import RunState
 from tokenbus.core.run.state_machine import RunMachine
 from tokenbus.events.error_info import ErrorInfo
@@ -73,10 +74,12 @@ class ParserLogic(StageLogic):
         on_published: Callable[[PublicEvent], None] | None = None,
         observers: Sequence[RunObserver] = (),
         on_block: Callable[[RunState, BlockComplete], None] | None = None,
+        on_sealed: Callable[[], None] = lambda: None,
     ) -> None:
         """``topics``: which of visible, chunks and blocks are written. ``on_published``: called with each event
         that is written. ``observers`` follow runs and attempts, except while they are only replayed. ``on_block``:
-        called with each block that is written, before the observers see the end of its attempt.
+        called with each block that is written, before the observers see the end of its attempt. ``on_sealed``: called
+        when a run's end waits to be published.
         """
         self._keys = keys
         self.outputs = 0
@@ -86,8 +89,9 @@ class ParserLogic(StageLogic):
         self._on_published = on_published
         self._observers = observers
         self._on_block = on_block
-        self._runs: dict[str, RunMachine | GatedRun] = {}
-        self._changed: dict[str, RunMachine | GatedRun] = {}
+        self._on_sealed = on_sealed
+        self._runs: dict[str, AnyRun] = {}
+        self._changed: dict[str, AnyRun] = {}
         self._checkpoints: dict[str, Checkpoints] = {}
         """By long run."""
         self._open_blocks: dict[str, OpenBlocks] = {}
@@ -109,8 +113,7 @@ class ParserLogic(StageLogic):
         self.outputs += len(machine.out) - before
         self._changed[run] = machine
         if machine.over:
-            del self._runs[run]
-            self._checkpoints.pop(run, None)
+            self._close(run, machine)
 
     def fail(self, run: str, error: ErrorInfo) -> None:
         self._checkpoints.pop(run, None)
@@ -118,11 +121,21 @@ class ParserLogic(StageLogic):
             machine.fail(error)
             self._changed[run] = machine
 
-    def abandon(self, run: str, error: ErrorInfo) -> None:
+    def _close(self, run: str, machine: AnyRun) -> None:
+        """Forget a run that is over, or hold back its end."""
+        if machine.state.accepted.durable and (sealed := SealedRun.seal(machine)):
+            self._runs[run] = self._changed[run] = sealed
+            self._on_sealed()
+            return
+        del self._runs[run]
         self._checkpoints.pop(run, None)
-        if machine := self._runs.pop(run, None):
+
+    def abandon(self, run: str, error: ErrorInfo) -> None:
+        if machine := self._runs.get(run):
             machine.abandon(error)
             self._changed[run] = machine
+            if machine.over:
+                self._close(run, machine)
 
     def learn(self, run: str, event: bytes) -> None:
         self._open_blocks.setdefault(run, OpenBlocks()).read(event)
@@ -155,6 +168,10 @@ class ParserLogic(StageLogic):
     def states(self) -> list[RunState]:
         """The states of the open runs, for the clock. Read-only."""
         return [machine.state for machine in self._runs.values()]
+
+    def sealed(self) -> list[RunState]:
+        """The states of the runs whose end waits to be published. Read-only."""
+        return [machine.state for machine in self._runs.values() if isinstance(machine, SealedRun)]
 
     def flush(self, commit: Commit) -> None:
         for run, taken in self._tapes.items():
@@ -195,7 +212,10 @@ class ParserLogic(StageLogic):
 
     def _restore(self, run: str, state: RunState) -> None:
         machine = RunMachine(state)
-        self._runs[run] = GatedRun(machine) if state.gate else machine
+        ended = GatedRun(machine) if state.gate else machine
+        self._runs[run] = SealedRun(ended) if state.sealed else ended
+        if state.sealed:
+            self._on_sealed()
 
     def recall(self, run: str, seq: int) -> None:
         self._runs[run].state.seq = seq
@@ -204,7 +224,7 @@ class ParserLogic(StageLogic):
         bare = frame if frame.attempt == CONTROL_ATTEMPT else msgspec.structs.replace(frame, events=[])
         self._tapes.setdefault(run, []).append(TapedFrame(bare, len(frame.events)))
 
-    def _begin(self, run: str, frame: EventFrame) -> RunMachine | GatedRun | None:
+    def _begin(self, run: str, frame: EventFrame) -> AnyRun | None:
         match frame.events[0]:
             case Accepted() as accepted:
                 machine = accept(run, accepted, frame.at_ms)
@@ -226,7 +246,7 @@ class ParserLogic(StageLogic):
         self._runs[run] = machine
         return machine
 
-    def _write(self, machine: RunMachine | GatedRun, commit: Commit) -> None:
+    def _write(self, machine: AnyRun, commit: Commit) -> None:
         s = machine.state
         run_key, log = self._keys.run(s.run), self._keys.log(s.run)
         first = s.seq == 0

@@ -133,6 +133,8 @@ class TimeoutClock:
             now_ms, stage = self._server.clock.now_ms(), stages.get(partition)
             silent: list[RunState] = []
             for s in self._logics[partition].states():
+                if s.sealed:  # it is over, and `DurableEnds` publishes its end
+                    continue
                 if s.waits_until_ms > now_ms and not (look or s.gate):
                     continue  # ten thousand of them must cost nothing
                 if self._timeouts.deadline_passed(s, now_ms):

@@ -89,7 +89,7 @@ class RecordService:
         self._tracer = tracer
         self.liveness = Liveness()
         worker = worker_name()
-        self._deployment = DeploymentAgreement(server, keys, self.liveness, worker=worker)
+        self._deployment = DeploymentAgreement(server, keys, self.liveness, settings.durability, worker=worker)
         self._deployment.on_grown(self._serve_more)
         self._blobs = loader_of(settings.blobs)
         self._archive = archive_of(settings.blobs) if settings.archive else None

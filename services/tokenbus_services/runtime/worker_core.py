@@ -20,15 +20,16 @@ from redis.exceptions import RedisError
 from tokenbus.bus.keys import InternalTopic, Keys, PublicTopic
 from tokenbus.bus.layout import Layout, fence, join_deployment
 from tokenbus.bus.liveness import Liveness, rest, stop_task
+from tokenbus.bus.server.durability import DISK_SINCE, Durability
 from tokenbus.bus.server.server import Server, ServerInfo
 from tokenbus.bus.stage.logic import StageLogic
 from tokenbus.bus.stage.stage import Batch, Stage, StageOptions
-from tokenbus.errors import ServerFull, ServerUnavailable
+from tokenbus.errors import ServerFull, ServerUnavailable, SettingsError
 from tokenbus_services.runtime.app.faststream_source import attach
 from tokenbus_services.runtime.app.service_app import declare_topics, make_app, make_broker, worker_name
 from tokenbus_services.runtime.metrics import DeadLetterMetrics, DeploymentGauges, PartitionGauges, StageMetrics
 from tokenbus_services.runtime.supervision import stuck_after_s
-from tokenbus_services.settings import Settings
+from tokenbus_services.settings import DurabilitySettings, Settings
 from tokenbus_services.telemetry import RunTracer, open_tracer
 
 
@@ -51,7 +52,9 @@ class WorkerCore:
         self.liveness = Liveness()
         self.worker = worker_name()
         self.stuck_s = stuck_after_s(settings.redis_url)
-        self.deployment = DeploymentAgreement(self.server, settings.keys, self.liveness, worker=self.worker)
+        self.deployment = DeploymentAgreement(
+            self.server, settings.keys, self.liveness, settings.durability, worker=self.worker
+        )
         self._info: ServerInfo | None = None
         self._users = 0
         self._service = service
@@ -86,6 +89,9 @@ class WorkerCore:
         """Check the server and join the deployment. Raises TokenbusError if the settings and the server disagree."""
         if self._info is None:
             self._info = await self.server.check()
+            if self.server.durability.disk and self._info.version < DISK_SINCE:
+                problem = f"{self._info.name} has no WAITAOF before {'.'.join(map(str, DISK_SINCE))}"
+                raise SettingsError("durability", "disk", problem)
             await self.deployment.open()
         self._users += 1
         return self._info
@@ -122,8 +128,18 @@ OnGrown = Callable[[Keys], Awaitable[None]]
 class DeploymentAgreement:
     """Call `open`, then `close`."""
 
-    def __init__(self, server: Server, keys: Keys, liveness: Liveness, *, worker: str = "") -> None:
+    def __init__(
+        self,
+        server: Server,
+        keys: Keys,
+        liveness: Liveness,
+        durability: DurabilitySettings | None,
+        *,
+        worker: str = "",
+    ) -> None:
         """``worker``: name of this worker in the members of its groups; empty if it is in none."""
+        server.durability = durability.meant if durability else Durability()
+        self._durability = server.durability.encoded
         self._server = server
         self._keys = keys
         self._liveness = liveness
@@ -145,7 +161,7 @@ class DeploymentAgreement:
     async def open(self) -> None:
         """Join the deployment and start repeating it. Raises DeploymentMismatch, ServerUnavailable, ServerFull."""
         configured = self._keys.numbers[0]
-        layout = await join_deployment(self._server, self._keys)
+        layout = await self._join()
         await self._follow(layout)
         if layout.placing != configured:
             log.warning("partitions_setting_outdated", settings=configured, deployment=layout.placing)
@@ -160,9 +176,12 @@ class DeploymentAgreement:
         while True:
             await rest(AGREE_S)
             try:
-                await self._follow(await join_deployment(self._server, self._keys, worker=self._worker))
+                await self._follow(await self._join(worker=self._worker))
             except (ServerUnavailable, ServerFull, RedisError, OSError) as e:  # the tasks that use the server handle it
                 log.debug("deployment_not_confirmed", problem=str(e))
+
+    async def _join(self, *, worker: str = "") -> Layout:
+        return await join_deployment(self._server, self._keys, worker=worker, durability=self._durability)
 
     async def _follow(self, layout: Layout) -> None:
         keys = self._keys

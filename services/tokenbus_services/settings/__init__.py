@@ -16,6 +16,7 @@ from tokenbus_services.settings.tables.gateway import (
 from tokenbus_services.settings.tables.limits import (
     ArchiveSettings,
     BlobSettings,
+    DurabilitySettings,
     LimitSettings,
     ProviderRates,
     RateSettings,
@@ -60,6 +61,7 @@ __all__ = [
     "ClientTool",
     "ConsoleRole",
     "ConsoleSettings",
+    "DurabilitySettings",
     "FallbackChoice",
     "FallbackRoute",
     "GatewaySettings",

@@ -24,6 +24,7 @@ from tokenbus_services.settings.tables.gateway import ConsoleSettings, GatewaySe
 from tokenbus_services.settings.tables.limits import (
     ArchiveSettings,
     BlobSettings,
+    DurabilitySettings,
     LimitSettings,
     RecordSettings,
     RetentionSettings,
@@ -70,6 +71,8 @@ class Settings(Table, frozen=True, kw_only=True, dict=True):  # dict: for `keys`
     """None: logs are not archived."""
     records: RecordSettings | None = None
     """None: nothing is recorded, and requests for recording are rejected."""
+    durability: DurabilitySettings | None = None
+    """None: nothing waits for replicas or the disk, and requests for it are rejected."""
     webhooks: dict[str, WebhookSettings] = {}
     """Who is told by webhook how runs end."""
     policies: dict[str, PolicySettings] = {}

@@ -120,6 +120,7 @@ class ChildRuns:
             input_policies=above.input_policies,
             user_id=above.user_id,
             traceparent=traceparent,
+            durability="replicated" if work.durable else None,
         )
         payer = payer_in(work.metadata)
         try:
@@ -132,6 +133,7 @@ class ChildRuns:
         except RequestError as e:
             raise ToolFailure(work.name, "bad_arguments", f"the child run cannot begin: {e.code}: {e}") from None
         script = publish(self._keys.requests, requests=[MOST_REQUESTS, data, tenant_of(work.metadata)])
+        script = msgspec.structs.replace(script, durable=work.durable)
         taken = await retry_until_available(
             self._server, lambda: run_script(self._server, script), what="request for a child run"
         )

@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from tokenbus.bus import scripts
 from tokenbus.bus.control import ControlListener
 from tokenbus.bus.keys import Keys
+from tokenbus.bus.leases import wait_until_replicated
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.run_record import STATUS, answer_field, call_fence, call_field, task_field
 from tokenbus.bus.server.retry import retry_until_available
@@ -82,7 +83,7 @@ class ToolService:
         server.on_dead_letter = metrics.dead_letters.count
         self.liveness = liveness = Liveness()
         worker = worker_name()
-        self._deployment = DeploymentAgreement(server, keys, liveness, worker=worker)
+        self._deployment = DeploymentAgreement(server, keys, liveness, settings.durability, worker=worker)
         self._deployment.on_grown(self._serve_more)
         self._executor = executor
         self._metrics = metrics
@@ -148,7 +149,9 @@ class ToolService:
             if work.child:
                 await self._look_at_child(work, item.deliveries)
                 continue
-            if item.deliveries > 1 and not await _TaskOf(self._server, self._keys, work).is_wanted():
+            if work.durable:
+                await self._replicated(work)
+            if (item.deliveries > 1 or work.durable) and not await _TaskOf(self._server, self._keys, work).is_wanted():
                 continue  # its worker died after delivering the result, or nothing waits for it
             begin_ms = self._server.clock.now_ms()
             if item.deliveries > MOST_DELIVERIES:
@@ -247,6 +250,14 @@ class ToolService:
         except msgspec.MsgspecError:
             return STILL_S  # its work will report the problem
         return max((self._executor.timeout_of(work.name, work.timeout_s) for work in calls), default=0) + STILL_S
+
+    async def _replicated(self, work: ToolWork) -> None:
+        """Wait until all that led to this call is replicated: it may have effects that nobody can take back."""
+        await retry_until_available(
+            self._server,
+            lambda: wait_until_replicated(self._server, self._keys, self._keys.partition_of(work.run)),
+            what="replication of what led to a tool's call",
+        )
 
     async def _progress(self, work: ToolWork, report: ToolReported) -> None:
         await run_script(self._server, self._script_call(scripts.tool_progress, work, report))

@@ -52,7 +52,7 @@ class WebhookService:
         server.on_dead_letter = metrics.dead_letters.count
         self.liveness = Liveness()
         worker = worker_name()
-        self._deployment = DeploymentAgreement(server, keys, self.liveness, worker=worker)
+        self._deployment = DeploymentAgreement(server, keys, self.liveness, settings.durability, worker=worker)
         self._deployment.on_grown(self._serve_more)
         self._receivers = {
             name: Receiver(

@@ -25,7 +25,8 @@ from tokenbus.bus.keys import MAX_PARTITIONS, WIRE_VERSION, Keys
 from tokenbus.bus.liveness import rest
 from tokenbus.bus.scripts import layout as scripts
 from tokenbus.bus.scripts.layout import begin_added, change
-from tokenbus.bus.server.run_scripts import evaluate, run_script, run_scripts
+from tokenbus.bus.server.durability import Durability
+from tokenbus.bus.server.run_scripts import run_script, run_scripts
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.bus.topology import ALIVE_MS, GROUPS
 from tokenbus.errors import DeploymentMismatch, RepartitionRefused
@@ -33,7 +34,7 @@ from tokenbus.errors import DeploymentMismatch, RepartitionRefused
 CHANGED_WIRE_VERSION = 2
 """Of a deployment whose number of partitions was changed: a client that knows one number alone must not use it."""
 KNOWN_WIRE_VERSIONS = (WIRE_VERSION, CHANGED_WIRE_VERSION)
-FIELDS = ("partitions", "wire_version", "numbers", "ever", "spread", "epoch", "announced")
+FIELDS = ("partitions", "wire_version", "numbers", "ever", "spread", "epoch", "announced", "durability")
 CHANGED_LOOK_S = 0.05
 STALE_S = 2.0
 """Workers read the layout more often than this."""
@@ -58,6 +59,8 @@ class Layout(msgspec.Struct, frozen=True):
     """Number of partitions that may have entries: the largest number ever."""
     epoch: int
     announced: int | None
+    durability: Durability | None = None
+    """What its writes wait for that wait; None: it has not said."""
 
     def check(self, keys: Keys) -> None:
         """Raises DeploymentMismatch if the deployment never had as many partitions as ``keys``."""
@@ -67,7 +70,7 @@ class Layout(msgspec.Struct, frozen=True):
 
 def layout_of(found: Sequence[bytes | None]) -> Layout:
     """Decode the values of `FIELDS`. Raises DeploymentMismatch for another release's deployment."""
-    partitions, wire_version, numbers, ever, spread, epoch, announced = found
+    partitions, wire_version, numbers, ever, spread, epoch, announced, durability = found
     if wire_version is None or not (wire_version.isdigit() and int(wire_version) in KNOWN_WIRE_VERSIONS):
         theirs = wire_version.decode(errors="replace") if wire_version is not None else "not set"
         raise DeploymentMismatch("wire_version", " or ".join(map(str, KNOWN_WIRE_VERSIONS)), theirs)
@@ -81,6 +84,7 @@ def layout_of(found: Sequence[bytes | None]) -> Layout:
         spread=max(placing, int(spread or 0)),
         epoch=int(epoch or 0),
         announced=int(announced) if announced else None,
+        durability=Durability.decode(durability),
     )
 
 
@@ -88,12 +92,12 @@ def _numbers(text: bytes | None) -> list[int]:
     return [int(number) for number in text.split(b",")] if text else []
 
 
-async def join_deployment(server: Server, keys: Keys, *, worker: str = "") -> Layout:
+async def join_deployment(server: Server, keys: Keys, *, worker: str = "", durability: str = "") -> Layout:
     """Agree with all other processes on the deployment's settings: the first one writes them, the others compare. What
     the server has lost, in a fail-over say, the process that knows a later epoch writes again.
 
-    ``worker``: says, while a change is announced, that this worker works by the epoch of ``keys``. Raises
-    DeploymentMismatch, ServerUnavailable or ServerFull.
+    ``worker``: says, while a change is announced, that this worker works by the epoch of ``keys``. ``durability``: what
+    clients are told of it; empty: nothing. Raises DeploymentMismatch, ServerUnavailable or ServerFull.
     """
     with translated(server, keys.meta):
         await server.clock.measure()
@@ -108,8 +112,9 @@ async def join_deployment(server: Server, keys: Keys, *, worker: str = "") -> La
             numbers=numbers,
             ever=ever,
             spread=keys.partitions,
+            durability=durability,
         )
-        reply: Any = await evaluate(server.client, call)
+        reply: Any = await run_script(server, call)
     layout = layout_of(reply)
     layout.check(keys)
     return layout

@@ -63,6 +63,14 @@ def lag_of(arrived: bytes | None, done: bytes | None) -> int:
     return max(0, int(arrived or 0) - int(done or 0))
 
 
+async def wait_until_replicated(server: Server, keys: Keys, partition: int) -> None:
+    """Wait until all that the partition has is where the server's `Durability` says. Raises redis-py's errors;
+    NotReplicated if that takes long.
+    """
+    fence = scripts.note(keys.lease(partition, "parser"), field="replicated_ms", value=server.clock.now_ms())
+    await run_script(server, msgspec.structs.replace(fence, durable=True))
+
+
 async def read_lag(client: Any, lease_key: str) -> int:
     """The lag of the group with this lease hash. Raises redis-py's errors."""
     return lag_of(*await client.hmget(lease_key, LAG_FIELDS))

@@ -31,7 +31,7 @@ from tokenbus.core.request.parse import MAX_REQUEST_BYTES
 from tokenbus.core.request.validate import check_heard
 from tokenbus.errors import Malformed
 from tokenbus.events.public import Completed, PublicEvent
-from tokenbus.events.requests import Append, Cancel, Generate, Message, WaitDecision
+from tokenbus.events.requests import Append, Cancel, DurabilityLevel, Generate, Message, WaitDecision
 from tokenbus.events.run_info import RunInfo
 from tokenbus.events.sessions import SessionInfo
 from tokenbus.shaping.json_elements import ANY, RunElement, RunElements
@@ -140,7 +140,8 @@ class Client(TopicSubscriber, RunWaits):
     # --- runs -------------------------------------------------------------------------------------------------
 
     async def publish(self, request: Generate | Mapping[str, object], *, wait: bool = True) -> Run:
-        """Publish a request and return its run once the server has stored it.
+        """Publish a request and return its run once the server has stored it. With the ``durability`` `replicated`,
+        replicas or the disk have it then, too.
 
         A request without an id gets a new one, a UUIDv7.
 
@@ -148,8 +149,9 @@ class Client(TopicSubscriber, RunWaits):
         raise PublishQueueFull when ``max_queued`` requests of this client are already in flight.
 
         Raises RequestInvalid and RequestTooLarge for requests that no deployment would accept. After ServerUnavailable
-        and ServerFull the same request may be published again. Each error carries the request with its id as
-        ``error.request``: publishing that again is the same run, even if the first attempt arrived.
+        (WriteNotReplicated is one) and ServerFull the same request may be published again. Each error carries the
+        request with its id as ``error.request``: publishing that again is the same run, even if the first attempt
+        arrived.
         """
         with publishing.carrying(request):
             run, request = publishing.with_id(request, new_run_id)
@@ -159,7 +161,8 @@ class Client(TopicSubscriber, RunWaits):
                 data = publishing.encoded(request, limit=self._max_request_bytes)
                 tenant = publishing.tenant_in(request)
                 stream = (await self._deployment.keys()).requests
-                await self._outbound.put(stream, data, tenant=tenant, most=self._max_waiting)
+                durable = self._is_durable(publishing.durability_in(request))
+                await self._outbound.put(stream, data, tenant=tenant, most=self._max_waiting, durable=durable)
         return Run(run, self)
 
     async def stream(
@@ -296,7 +299,10 @@ class Client(TopicSubscriber, RunWaits):
         """Put an append on the inbound stream."""
         data = publishing.encoded(request, limit=self._max_request_bytes)
         stream = (await self._deployment.keys()).requests
-        await self._outbound.put(stream, data, tenant=tenant, most=self._max_waiting)
+        await self._outbound.put(stream, data, tenant=tenant, most=self._max_waiting, durable=self._is_durable(None))
+
+    def _is_durable(self, named: DurabilityLevel | None) -> bool:
+        return (named or self._deployment.server.durability.default) == "replicated"
 
     async def _ended(self, run: AnyRun | str, wait_s: float | None, builder: ResponseBuilder | None = None) -> Response:
         builder = builder or ResponseBuilder()

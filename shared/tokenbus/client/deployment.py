@@ -111,7 +111,10 @@ class Deployment:
     async def _read(self) -> Layout | None:
         self._asked_at = time.monotonic()
         with translated(self.server):
-            return await read_layout(self.server, self._keys)
+            layout = await read_layout(self.server, self._keys)
+        if layout and layout.durability:
+            self.server.durability = layout.durability
+        return layout
 
     async def still(self, keys: Keys) -> None:
         """Check that ``keys`` are still right, and let them follow a change. Raises DeploymentMismatch if they were

@@ -24,7 +24,7 @@ from tokenbus.bus.server.server import Server, translated
 from tokenbus.core.request.bounds import RANDOM_BITS, tenant_of, uuid7
 from tokenbus.core.request.parse import request_from, too_deep
 from tokenbus.errors import PublishQueueFull, RequestError, RequestInvalid, RequestTooLarge, ServerError, ServerFull
-from tokenbus.events.requests import Append, Cancel, Generate, RunId, WaitDecision
+from tokenbus.events.requests import Append, Cancel, DurabilityLevel, Generate, RunId, WaitDecision
 
 _NOT_PLAIN = (bytes, bytearray, memoryview, datetime, date, time, timedelta, UUID, Decimal)
 """Types that msgspec would encode in its own form. They are passed through, so that the check reports them."""
@@ -84,6 +84,12 @@ def encoded(request: Generate | Cancel | Append | WaitDecision | Mapping[str, ob
     return data
 
 
+def durability_in(request: Generate | Mapping[str, object]) -> DurabilityLevel | None:
+    """Return what a request that `encoded` accepted says of it."""
+    named = request.durability if isinstance(request, Generate) else request.get("durability")
+    return cast("DurabilityLevel | None", named)
+
+
 def tenant_in(request: Generate | Mapping[str, object]) -> str:
     """Return the tenant of a request that `encoded` accepted; empty if it has none."""
     metadata = request.metadata if isinstance(request, Generate) else request.get("metadata")
@@ -138,6 +144,7 @@ class _Entry(msgspec.Struct, eq=False):
     data: bytes
     tenant: str
     most: int
+    durable: bool
     taken: asyncio.Future[None]
 
 
@@ -169,16 +176,19 @@ class PublishQueue:
         finally:
             self._in_flight -= 1
 
-    async def put(self, stream: str, data: bytes, *, tenant: str = "", most: int, first: bool = False) -> None:
+    async def put(
+        self, stream: str, data: bytes, *, tenant: str = "", most: int, first: bool = False, durable: bool = False
+    ) -> None:
         """Append one entry if the stream holds fewer than ``most``. ``first``: put it ahead of the entries queued here.
+        ``durable``: return once it is where the server's `Durability` says.
 
-        Each entry is sent once: after ServerUnavailable it may or may not have been stored. Raises ServerUnavailable;
-        ServerFull; RuntimeError after `close`.
+        Each entry is sent once: after ServerUnavailable it may or may not have been stored. Raises ServerUnavailable,
+        and WriteNotReplicated, which is one; ServerFull; RuntimeError after `close`.
         """
         if self._closed:
             raise RuntimeError("the client is closed")
         self._stream = stream
-        entry = _Entry(data, tenant, most, asyncio.get_running_loop().create_future())
+        entry = _Entry(data, tenant, most, durable, asyncio.get_running_loop().create_future())
         if first:
             self._queue.appendleft(entry)
         else:
@@ -231,7 +241,7 @@ class PublishQueue:
         size = 0
         while self._queue and len(batch) < ENTRIES:
             entry = self._queue[0]
-            if batch and size + len(entry.data) > JOINED_BYTES:
+            if batch and (size + len(entry.data) > JOINED_BYTES or entry.durable != batch[0].durable):
                 break
             self._queue.popleft()
             if not entry.taken.done():
@@ -243,7 +253,8 @@ class PublishQueue:
         args: list[Arg] = []
         for entry in batch:
             args += (entry.most, entry.data, entry.tenant)
-        return await run_script(self._server, publish(self._stream, requests=args))
+        call = publish(self._stream, requests=args)
+        return await run_script(self._server, msgspec.structs.replace(call, durable=batch[0].durable))
 
 
 class AnyRun(Protocol):

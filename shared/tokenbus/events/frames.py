@@ -150,6 +150,8 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="
     """The recorder is told of the run's end, to archive its log."""
     options: dict[str, int | float] = {}
     """Options of the request that are numbers, as spans name them: ``temperature`` and so on."""
+    durable: bool = False
+    """Its end is published once all before it is replicated."""
 
 
 # What fetchers write to `raw`: the provider's bytes as they were read, and what happened to the call.
@@ -323,6 +325,8 @@ class ToolWork(msgspec.Struct, frozen=True, array_like=True):
     """What the call left with its last question."""
     child: str = ""
     """The child run that the call begins. Without a ``name`` that run has ended, and its result is asked for."""
+    durable: bool = False
+    """It runs once all before it is replicated."""
 
 
 class Control(msgspec.Struct, frozen=True, array_like=True):
@@ -486,6 +490,13 @@ class PolicyVerdict(msgspec.Struct, frozen=True, array_like=True):
     """A policy ends the run after this, for this reason."""
 
 
+class Stored(msgspec.Struct, frozen=True, array_like=True, tag="stored"):
+    """All that the run's end follows from is where its `durability` wants it, so the end may be published."""
+
+    taken: int
+    """The number of events that were applied before the end."""
+
+
 class PolicyVerdicts(msgspec.Struct, frozen=True, array_like=True, tag="ruled"):
     """The policy stage has judged drafts of a run."""
 
@@ -509,6 +520,7 @@ ControlEvent = (
     | ToolAsked
     | PolicyVerdicts
     | WaitDecided
+    | Stored
 )
 BusEvent = ControlEvent | Normalized
 

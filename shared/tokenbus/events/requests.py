@@ -16,6 +16,8 @@ RunId = Annotated[str, Meta(min_length=1, max_length=MAX_RUN_ID_CHARS, pattern=r
 TRACEPARENT_PATTERN = r"^[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})$(?!\n)"
 """Version, trace id, span id of the parent, flags."""
 OnFailure = Literal["before_first_visible", "before_first_output", "continue", "restart", "fail"]
+DurabilityLevel = Literal["server", "replicated"]
+"""``server``: what matters counts once the server has it. ``replicated``: once replicas or the disk have it, too."""
 Mode = Literal["chat", "prefill"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -320,6 +322,10 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     max_added_ms: Annotated[float, Meta(ge=0, le=1000)] | None = None
     """How long the bus may hold a chunk back to write several together, in milliseconds; never what begins or ends a
     block, nor a block's first chunk. None: the deployment's setting.
+    """
+    durability: DurabilityLevel | None = None
+    """``replicated``: the request, a tool's call and the run's end count once they are where the deployment's
+    `[durability]` says, so that no fail-over loses them. None: the provider's, or the deployment's.
     """
     participant: str | None = None
     metadata: dict[str, object] | None = None

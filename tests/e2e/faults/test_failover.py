@@ -19,14 +19,17 @@ from redis.exceptions import RedisError
 
 from tests.e2e import judge
 from tests.e2e.conftest import sender
-from tests.e2e.fleet import PIPELINE, ended, fleet
-from tests.servers import cluster_group, part_from_replicas, sentinel_group
+from tests.e2e.fleet import PIPELINE, Kind, ended, fleet
+from tests.servers import binary, cluster_group, part_from_replicas, sentinel_group
 from tests.waiting import eventually
+from tokenbus import Client
 from tokenbus.bus.keys import PUBLIC_TOPICS, Keys
 from tokenbus.bus.liveness import stop_task
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.server.stream_reader import StreamReader
-from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, Turn
+from tokenbus.errors import WriteNotReplicated
+from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, ToolCall, Turn
+from tokenbus_services.process.embedded_server import EmbeddedServer
 
 KEYS = Keys(prefix="failover", partitions=4)
 RUNS = 8
@@ -136,6 +139,74 @@ async def test_runs_that_a_fail_over_lost_end_incomplete_under_their_published_n
             assert len(versions) == 1, f"two stories under {run} {seq}"
             assert json.loads(versions.pop()) == logged[seq]
     assert judge.text(logs["after"]) == "All is well."
+
+
+async def test_no_end_that_a_reader_had_of_a_durable_run_is_lost_with_the_server_and_its_workers(tmp_path: Path):
+    """While nothing is replicated, requests are refused, tools do not run, and no durable run has an end."""
+    keys = Keys(prefix="durable", partitions=2)
+    says = {
+        "short": (Turn(says=Reply(text="All is well.")),),
+        "story": (Turn(says=Reply(text=WORDS[:1200]), delivery=Delivery(pace=60)),),
+        "calls": (
+            Turn(
+                says=Reply(text=WORDS[:1200], tool_calls=(ToolCall(name="weather", arguments={"city": "Bern"}),)),
+                delivery=Delivery(pace=60),
+            ),
+            Turn(says=Reply(text="Sunny.")),
+        ),
+    }
+    scripts = [Script(name=name, turns=turns) for name, turns in says.items()]
+    kinds: tuple[Kind, ...] = (*PIPELINE, "tools")
+
+    def request(model: str, durability: str = "replicated") -> dict[str, Any]:
+        messages = [{"role": "user", "content": "tell"}]
+        run = {"id": f"{model}.{durability}", "durability": durability, "on_failure": "restart"}
+        return {"provider": "openai-chat", "model": model, "messages": messages, "tools": [{"name": "weather"}], **run}
+
+    with sentinel_group(tmp_path, down_after_ms=5000) as group:
+        async with (
+            MockProvider(scripts) as provider,
+            fleet(
+                tmp_path, group.url, keys, provider.url, (*PIPELINE, "tools"), "[durability]\nreplicas = 1"
+            ) as running,
+            Server(group.url) as server,
+            Server(group.url) as ears,
+            Client(group.url, prefix=keys.prefix, partitions=2) as client,
+            AsyncExitStack() as listening,
+        ):
+            listener = Listener(ears, keys)
+            listening.push_async_callback(stop_task, asyncio.create_task(listener.listen()))
+
+            def heard(run: str, *kinds: str) -> list[str]:
+                events = [json.loads(each) for versions in listener.received[run].values() for each in versions]
+                return [event["type"] for event in events if event["type"] in kinds]
+
+            assert (await client.result(await client.publish(request("short")))).text == "All is well."
+            told = await client.publish(request("story")), await client.publish(request("calls"))
+            await client.publish(request("story", "server"))
+            await eventually(lambda: all(len(listener.received[run.id]) > 8 for run in told), timeout=60)
+            await asyncio.to_thread(group.part)
+            with pytest.raises(WriteNotReplicated):
+                await client.publish({**request("short"), "id": "refused"})
+            await eventually(lambda: heard("story.server", *judge.TERMINAL), timeout=60)
+            await eventually(lambda: all(heard(run.id, "block_complete") for run in told), timeout=60)
+            await eventually(lambda: heard("refused", "block_complete"), timeout=60)  # the master has it, though
+            for run in ("refused", *(run.id for run in told)):
+                assert not heard(run, *judge.TERMINAL, "tool_result")
+            for worker in running.workers:
+                worker.kill()
+            await asyncio.to_thread(group.master.stop)
+            replica_of_it = {"replicaof": f"127.0.0.1 {group.replica.port}"}
+            with EmbeddedServer(binary=binary(), options=replica_of_it):
+                await eventually(server.answers, timeout=60)
+                await running.start(*kinds)
+                runs = [request("short")["id"], *(run.id for run in told)]
+                logs: Any = await ended(_Patient(server), keys, runs)
+                await eventually(lambda: all(heard(run, *judge.TERMINAL) for run in runs), timeout=60)
+    for run in runs:
+        judge.check(logs[run])
+        assert logs[run][-1]["type"] == "completed"
+        assert heard(run, *judge.TERMINAL) == ["completed"]
 
 
 class _Patient:

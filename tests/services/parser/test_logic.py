@@ -57,14 +57,17 @@ def accept(parser: Parser, run: str = RUN) -> list[Any]:
     return parser.feed(accepted, attempt=CONTROL_ATTEMPT, run=run)
 
 
+ANSWER: list[BusEvent] = [
+    n.Start(model="m", provider_id="p"),
+    n.BlockStart(0, "text"),
+    n.TextDelta(0, "Hello."),
+    n.BlockStop(0),
+    n.Done("stop", "stop"),
+]
+
+
 def answer(parser: Parser) -> list[Any]:
-    return parser.feed(
-        n.Start(model="m", provider_id="p"),
-        n.BlockStart(0, "text"),
-        n.TextDelta(0, "Hello."),
-        n.BlockStop(0),
-        n.Done("stop", "stop"),
-    )
+    return parser.feed(*ANSWER)
 
 
 def test_an_accepted_run_is_open_and_published_as_started(parser: Parser) -> None:

@@ -89,6 +89,7 @@ GOLDEN: list[tuple[Request, str]] = [
             on_failure="continue",
             deadline_s=60,
             max_added_ms=10,
+            durability="replicated",
             participant="Ada",
             metadata={"call": 7},
             extra={"service_tier": "auto"},
@@ -147,7 +148,7 @@ GOLDEN: list[tuple[Request, str]] = [
         '"tool_choice":{"name":"weather"},"max_tokens":100,"temperature":0.5,"top_p":0.9,"stop":["END"],'
         '"thinking":{"enabled":false,"budget_tokens":1024,"effort":"low"},'
         '"output_schema":{"schema":{"type":"object"},"name":"city","strict":true},"stream":false,"max_tool_depth":3,'
-        '"tool_timeout_s":5,"on_failure":"continue","deadline_s":60,"max_added_ms":10,'
+        '"tool_timeout_s":5,"on_failure":"continue","deadline_s":60,"max_added_ms":10,"durability":"replicated",'
         '"participant":"Ada","metadata":{"call":7},'
         '"extra":{"service_tier":"auto"},"prefill":{"delimiter":"\\n\\n","end_of_turn":"<|eot|>",'
         '"stop_on_end_of_turn":false,"first_user_message":"Go on.","names_once":true,"unnamed":["Narrator"]},'

@@ -8,6 +8,8 @@ from msgspec import Meta
 
 from tokenbus.blob_wire import DEFAULT_URL
 from tokenbus.bus.scripts.commit import MOST_EVENTS, MOST_RUNS
+from tokenbus.bus.server.durability import Durability
+from tokenbus.events.requests import DurabilityLevel
 from tokenbus_services.settings.types import Bytes, Count, HttpUrl, ImportPath, Seconds, Table, WaitSeconds
 
 
@@ -188,6 +190,29 @@ class BlobSettings(Table, frozen=True, kw_only=True):
     def address(self) -> str:
         """Where the blob service is reached."""
         return self.service_url or DEFAULT_URL
+
+
+class DurabilitySettings(Table, frozen=True, kw_only=True):
+    """What must not be lost in a fail-over: if the table exists, a request may wait for replicas or the disk. See
+    docs/operate/failover.md.
+    """
+
+    default: DurabilityLevel = "server"
+    """Of requests and providers that name none: `server` or `replicated`."""
+    replicas: Annotated[int, Meta(ge=0, le=8)] = 1
+    """How many replicas must have a request before its publisher is told that the server has it, what led to a tool's
+    call before that runs, and a run before its end is published.
+    """
+    disk: bool = False
+    """Whether it must be on the server's disk, too. Wants `appendfsync always`, else each wait takes up to a second."""
+
+    def __post_init__(self) -> None:
+        if not (self.replicas or self.disk):
+            raise ValueError("with 0 replicas and no disk there is nothing to wait for")
+
+    @property
+    def meant(self) -> Durability:
+        return Durability(self.default, self.replicas, self.disk)
 
 
 class RecordSettings(Table, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from msgspec import Meta
 from tokenbus.core.nearest_name import nearest
 from tokenbus.errors import SettingsError
 from tokenbus.events.quirks import BUILT_IN, model_key
+from tokenbus.events.requests import DurabilityLevel
 from tokenbus.providers import plugins, registry
 from tokenbus.providers.api import ApiName, Quirks
 from tokenbus_services.settings.types import Bytes, Count, HeaderName, HeaderValue, HttpUrl, ImportPath, Seconds, Table
@@ -105,6 +106,8 @@ class ProviderSettings(Table, frozen=True, kw_only=True):
     """Maximum duration of one call."""
     job_timeout_s: Seconds = 86400.0
     """Maximum duration of a job in the background, which may take many calls."""
+    durability: DurabilityLevel | None = None
+    """Of its runs, from their acceptance on; None: that of `[durability]`."""
     media: MediaSettings = MediaSettings()
     uploads: UploadSettings | None = None
     """None: no files are uploaded to this provider."""

@@ -68,7 +68,7 @@ CLOSE_ATTEMPT = Operation("c", 7, keys=slice(1, 4))  # attempt; raw, lease, cont
 END_RUN = Operation("z", 6, keys=slice(0, 4))
 # open runs, ended runs, those of the run's tenant (or the same again); run, milliseconds
 ARRIVED = Operation("l")  # bytes
-VOID = Operation("v", 2, keys=slice(0, 1))  # input; run
+VOID = Operation("v", 3, keys=slice(0, 1))  # input; run, state
 END_SESSION_RUN = Operation("f", 22, keys=slice(0, 17))
 # the session's log, appends, queue and history; the run's log; hash and log of the next run; events, turns, the
 # parser's lease; open runs, ended runs, those of the tenant (or the same again); the run's hash; sessions, those of
@@ -226,9 +226,13 @@ class Commit:
         """Delete a field of a hash."""
         self._ops += (DELETE.letter, self._key(key, "H"), field)
 
-    def void(self, state_key: str, stream: str, run: str) -> None:
-        """Save in a stage's state that all present entries of the run in the stream must be ignored."""
-        self._ops += (VOID.letter, self._key(state_key, "H"), self._key(stream, "s"), run)
+    def void(self, state_key: str, stream: str, run: str, state: bytes | None = None) -> None:
+        """Save in a stage's state that all present entries of the run in the stream must be ignored; ``state``: and
+        that this is its state after them.
+        """
+        self._data += len(state or b"")
+        saved = b"".join(map(msgspec.msgpack.encode, (state, None, True)))
+        self._ops += (VOID.letter, self._key(state_key, "H"), self._key(stream, "s"), run, saved)
 
     def expire(self, key: str, ttl_ms: int) -> None:
         self._ops += (EXPIRE.letter, self._key(key, "?"), ttl_ms)

@@ -9,10 +9,20 @@ from tokenbus.bus.scripts.script import Arg, ScriptCall, script
 
 @script()
 def join(
-    meta: str, *, partitions: int, wire_version: int, seen: str, epoch: int, numbers: str, ever: str, spread: int
+    meta: str,
+    *,
+    partitions: int,
+    wire_version: int,
+    seen: str,
+    epoch: int,
+    numbers: str,
+    ever: str,
+    spread: int,
+    durability: str = "",
 ) -> ScriptCall:
     """Agree on the layout: write it if the server has none, or one of an earlier epoch. ``seen``: field in which a
-    worker confirms its epoch while a change is announced; empty: none.
+    worker confirms its epoch while a change is announced; empty: none. ``durability``: what clients are told of it;
+    empty: nothing.
 
     Reply: the values of `layout.FIELDS`.
     """

@@ -96,6 +96,8 @@ class ScriptCall(msgspec.Struct, frozen=True):
     script: LuaScript
     keys: Sequence[str]
     args: Sequence[Arg]
+    durable: bool = False
+    """Its reply comes once its writes are where the server's `Durability` says."""
 
 
 class Declared(msgspec.Struct):
@@ -188,7 +190,7 @@ def joined(calls: Sequence[ScriptCall]) -> ScriptCall:
     for call in calls:
         keys += call.keys
         args += (len(call.keys), len(call.args), *call.args)
-    return ScriptCall(_of_many(calls[0].script), keys, args)
+    return ScriptCall(_of_many(calls[0].script), keys, args, any(call.durable for call in calls))
 
 
 @cache

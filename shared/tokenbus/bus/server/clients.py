@@ -11,9 +11,9 @@ from importlib.util import find_spec
 from typing import Any
 
 from redis.asyncio import Redis, RedisCluster
-from redis.asyncio.cluster import ClusterPipeline
+from redis.asyncio.cluster import ClusterPipeline, PipelineCommand
+from redis.exceptions import AskError, MovedError, RedisClusterException, RedisError, ResponseError
 from redis.exceptions import ConnectionError as ConnectionLost
-from redis.exceptions import RedisClusterException, RedisError
 from redis.exceptions import TimeoutError as NoReply
 
 from tokenbus.bus.liveness import beat, stop_task
@@ -62,6 +62,24 @@ class FastRedis(_Redis):
             return await self.parse_response(connection, args[0], **options)
         finally:
             self._pooled.append(connection)
+
+    async def execute_together(self, *commands: tuple[Any, ...]) -> list[Any]:
+        """Execute these in order on one connection, and return their replies; one that is an error is returned, too."""
+        pool: Any = self.connection_pool
+        connection = self._pooled.pop() if self._pooled else await pool.get_connection()
+        try:
+            await pool.ensure_connection(connection)
+            for command in commands:
+                await connection.send_packed_command(_packed(connection, command), check_health=False)
+            return [await self._reply(connection, command[0]) for command in commands]
+        finally:
+            self._pooled.append(connection)
+
+    async def _reply(self, connection: Any, name: str) -> Any:
+        try:
+            return await self.parse_response(connection, name)
+        except ResponseError as e:
+            return e
 
 
 def _packed(connection: Any, args: tuple[Any, ...]) -> Any:
@@ -134,6 +152,32 @@ class ClusterClient(RedisCluster):
             raise
         finally:
             _in_command.reset(outer)
+
+    async def execute_together(self, *commands: tuple[Any, ...]) -> list[Any]:
+        """Execute these in order on one connection to the node of the first one's key, a script's; and return their
+        replies; one that is an error is returned, too.
+        """
+        beat()
+        try:
+            await self.initialize()
+            node: Any = self.get_node_from_key(commands[0][3])
+        except RedisClusterException as e:
+            raise ConnectionLost(str(e)) from e
+        sent = [PipelineCommand(n, *command) for n, command in enumerate(commands)]
+        try:
+            await node.execute_pipeline(sent)
+        except (ConnectionLost, NoReply):
+            self._reload_slots(node.name)
+            raise
+        replies = [command.result for command in sent]
+        for error in replies:
+            if isinstance(error, MovedError | AskError):
+                self._reload_slots()
+                raise ConnectionLost(f"the slot is at another node: {error}") from error
+            if isinstance(error, ConnectionLost | NoReply):
+                self._reload_slots(node.name)
+                raise error
+        return replies
 
     def pipeline(self, transaction: Any = None, shard_hint: Any = None) -> ClusterPipeline:
         return _Pipeline(self, transaction)

@@ -7,6 +7,8 @@ import re
 from redis.exceptions import ClusterError, DataError, NoScriptError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as ConnectionLost
 
+from tokenbus.bus.server.durability import NotReplicated
+
 _WRAPPED = re.compile(r"-([A-Z]+) ")
 """Redis 6.2 wraps the error of a command inside a script in its own text: ``… -OOM command not allowed …``."""
 _NOT_NOW = frozenset({"BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "READONLY", "UNBLOCKED"})
@@ -28,7 +30,9 @@ class ValueTooLarge(ConnectionLost):
 
 def may_pass(error: RedisError | OSError) -> bool:
     """Whether the server reports a temporary state, so that the same command may succeed later."""
-    return isinstance(error, (ClusterError, NoScriptError)) or code_of(error) in _NOT_NOW | _NOT_YOU | {"OOM"}
+    if isinstance(error, (ClusterError, NoScriptError, NotReplicated)):
+        return True
+    return code_of(error) in _NOT_NOW | _NOT_YOU | {"OOM"}
 
 
 def is_alien(error: object) -> bool:

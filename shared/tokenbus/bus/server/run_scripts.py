@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
@@ -25,13 +26,16 @@ class ScriptsMissing(NoScriptError):
     """
 
 
-async def evaluate(client: Any, call: ScriptCall) -> Any:
-    """Run the script and return its reply. Raises ScriptsMissing and redis-py's errors."""
+async def run_script(server: Server, call: ScriptCall) -> Any:
+    """Run one script and return its reply. Raises ScriptsMissing and redis-py's errors; NotReplicated for a durable
+    call that may be sent again.
+    """
+    execute = partial(_durably, server) if call.durable else server.client.execute_command
     try:
-        return await client.execute_command("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)
+        return await execute("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)
     except NoScriptError:
         try:
-            return await client.execute_command("EVAL", call.script.text, len(call.keys), *call.keys, *call.args)
+            return await execute("EVAL", call.script.text, len(call.keys), *call.keys, *call.args)
         except NoPermissionError as e:
             # Only EVAL itself being refused means a missing script; a command refused inside the script has another
             # text.
@@ -41,9 +45,17 @@ async def evaluate(client: Any, call: ScriptCall) -> Any:
             raise ScriptsMissing(f"{problem}: `tokenbus scripts` does, as a user who may") from None
 
 
-async def run_script(server: Server, call: ScriptCall) -> Any:
-    """Run one script. Raises redis-py's errors."""
-    return await evaluate(server.client, call)
+async def _durably(server: Server, *command: Any) -> Any:
+    """Execute the command and wait for its writes, on one connection: the server that was asked is the one that
+    answers.
+    """
+    reply, waited = await server.client.execute_together(command, server.durability.command)
+    if isinstance(reply, Exception):
+        raise reply
+    if isinstance(waited, Exception):
+        raise waited
+    server.durability.check(waited)
+    return reply
 
 
 async def run_each(server: Server, calls: Sequence[ScriptCall]) -> list[Any]:

@@ -33,9 +33,10 @@ from redis.exceptions import (
 from tokenbus.bus.server.clients import ClusterClient, FastRedis
 from tokenbus.bus.server.clock import ServerClock
 from tokenbus.bus.server.connection_fixes import prompt
+from tokenbus.bus.server.durability import Durability, NotReplicated
 from tokenbus.bus.server.error_replies import code_of, is_final
 from tokenbus.bus.server.url import ServerUrl, Topology, parse_url, password_in
-from tokenbus.errors import ServerFull, ServerTooOld, ServerUnavailable, SettingsError
+from tokenbus.errors import ServerFull, ServerTooOld, ServerUnavailable, SettingsError, WriteNotReplicated
 from tokenbus.secret_env import read_secret
 
 __all__ = ["Server", "ServerInfo", "ServerUrl", "Topology", "parse_url", "translated"]
@@ -74,6 +75,8 @@ class Server:
     def __init__(self, url: str | ServerUrl) -> None:
         self.url = parse_url(url) if isinstance(url, str) else url
         self._sentinel: Sentinel | None = None
+        self.durability = Durability()
+        """What durable script calls wait for."""
         self.clock = ServerClock(self._time_us)
         """Clock shared by all workers; `join_deployment` (bus/layout.py) queries it first."""
         self.on_dead_letter: Callable[[str], None] | None = None
@@ -249,6 +252,8 @@ def translated(server: Server, key: str = "") -> Generator[None]:
     try:
         yield
     except (RedisError, OSError) as e:
+        if isinstance(e, NotReplicated):
+            raise WriteNotReplicated(server.url.safe, str(e)) from e
         if code_of(e) == "OOM":
             raise ServerFull(key or server.url.safe, f"the server is out of memory: {e}") from e
         if not is_final(e):

@@ -35,13 +35,14 @@ class SavedState(msgspec.Struct, frozen=True, array_like=True):
     at: str
     """The last entry that the checkpoint covers."""
     state: bytes | None
-    """None: ignore the run's entries up to ``at``."""
+    """None: the run is over."""
     pieces: list[int] | None = None
-    """Numbers of its pieces, if any. A version without support for pieces must fail to decode this field."""
+    """Numbers of its pieces, if any."""
+    void: bool = False
+    """The run's entries up to ``at`` must be ignored also after its end, for they do not lead to it."""
 
     def encoded(self) -> bytes:
-        fields = (self.at, self.state) if self.pieces is None else (self.at, self.state, self.pieces)
-        return msgspec.msgpack.encode(fields)
+        return msgspec.msgpack.encode(self)
 
 
 decode_saved = msgspec.msgpack.Decoder(SavedState).decode
@@ -99,6 +100,8 @@ class OpenRuns:
         checkpoint of a run that did not change since.
         """
         assert saved.state is not None
+        if saved.void:
+            self.ignore(run, saved.at)
         if saved.pieces is None:
             self._logic.restore(run, saved.state)
         else:
@@ -150,12 +153,14 @@ class OpenRuns:
 
     def _write(self, run: str, commit: Commit, offset: str) -> int:
         """Checkpoint a run; return the bytes written."""
+        if void := run in self._ignored:
+            self.ignore(run, offset)
         snapshot = self._logic.snapshot_in_pieces(run)
         if snapshot is None:
             self.drop_pieces(run, commit)
-            saved = SavedState(offset, self._logic.snapshot(run)).encoded()
+            saved = SavedState(offset, self._logic.snapshot(run), void=void).encoded()
         else:
-            saved = SavedState(offset, snapshot.head, snapshot.needs).encoded()
+            saved = SavedState(offset, snapshot.head, snapshot.needs, void).encoded()
             key, needs = self._pieces_key(run), set(snapshot.needs)
             for number in sorted(self._pieces.get(run, set()) - needs):
                 commit.drop(key, str(number))
@@ -168,7 +173,10 @@ class OpenRuns:
         return len(saved) + (sum(map(len, snapshot.new.values())) if snapshot else 0)
 
     def drop(self, run: str, commit: Commit) -> None:
-        """Delete the run's checkpoint."""
+        """Delete the checkpoint of a run that ended, except for what must be ignored of it."""
+        if run in self._ignored:
+            self.write_void(run, commit)
+            return
         commit.drop(self._state_key, run)
         self.drop_pieces(run, commit)
 
@@ -210,10 +218,12 @@ class OpenRuns:
     def write_void(self, run: str, commit: Commit) -> None:
         """Store what `void` set, so that a replay by another owner ignores the same input."""
         self.drop_pieces(run, commit)
-        commit.put(self._state_key, run, SavedState(self._ignored[run], None).encoded())
+        commit.put(self._state_key, run, SavedState(self._ignored[run], None, void=True).encoded())
 
     def drop_ignored(self, watermark: str, commit: Commit) -> None:
         """Forget the runs whose ignored entries are all at or before the watermark, so that no replay reads them."""
-        for run in [run for run, until in self._ignored.items() if id_key(until) <= id_key(watermark)]:
-            commit.drop(self._state_key, run)
-            del self._ignored[run]
+        passed = [run for run, until in self._ignored.items() if id_key(until) <= id_key(watermark)]
+        for run in passed:
+            if run not in self._since:
+                commit.drop(self._state_key, run)
+                del self._ignored[run]

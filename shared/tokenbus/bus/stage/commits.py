@@ -334,8 +334,9 @@ def repair_commit(past: Partition, lost: Sequence[AppliedBatch], numbers: Mappin
 
     ``past`` is the partition in the state of the server's offset, ``lost`` the commits after it. The commit moves no
     offset. For each affected run it publishes the lost events again, so that the log has no gap, repeats what others
-    wait for (`StageLogic.repeat`), and then ends the run with `LOST_WRITES` unless its end was among them. Input of the
-    run that is there at the commit is ignored: its request may come again meanwhile. Reload the partition afterwards.
+    wait for (`StageLogic.repeat`), and then ends the run with `LOST_WRITES` unless its end was among them; if the logic
+    holds that end back, the commit has its state. Input of the run that is there at the commit is ignored: its request
+    may come again meanwhile. Reload the partition afterwards.
     """
     commit, logic, keys = scripts.Commit(past.lease_key, past.stream), past.logic, past.keys
     ours = {key for run in numbers for key in (keys.run(run), keys.log(run), keys.tree(root_of(run)))}
@@ -348,6 +349,8 @@ def repair_commit(past: Partition, lost: Sequence[AppliedBatch], numbers: Mappin
             logic.recall(run, seq)
             logic.abandon(run, LOST_WRITES)
         past.runs.drop_pieces(run, commit)
-        commit.void(past.state_key, past.stream, run)
+        commit.void(past.state_key, past.stream, run)  # before the flush, which may begin the run anew
     logic.flush(commit)
+    for run in filter(logic.is_open, sorted(numbers)):
+        commit.void(past.state_key, past.stream, run, logic.snapshot(run))
     return commit

@@ -60,7 +60,9 @@ class StageLogic(ABC):
 
     @abstractmethod
     def abandon(self, run: str, error: ErrorInfo) -> None:
-        """End this open run: the server lost outputs of it that others may have seen. Must not raise."""
+        """End this open run: the server lost outputs of it that others may have seen. It may stay open until others may
+        see its end. Must not raise.
+        """
 
     @abstractmethod
     def is_open(self, run: str) -> bool:

@@ -20,7 +20,7 @@ from tokenbus.core.run.blocks.public_blocks import (
     first_void,
     write_result,
 )
-from tokenbus.core.run.outbox import Outbox
+from tokenbus.core.run.outbox import Outbox, fields_of
 from tokenbus.events.frames import PolicyVerdict
 from tokenbus.events.public import (
     BlockComplete,
@@ -63,9 +63,6 @@ class ToolVerdicts(msgspec.Struct):
         """Text for the model instead of a result."""
         reason = self.reasons.get(call.tool_id)
         return f"{BLOCKED}: {reason}" if reason else BLOCKED
-
-
-_ENVELOPE = ("run", "seq", "turn", "attempt")
 
 
 class ReleasedBlock(msgspec.Struct):
@@ -155,9 +152,9 @@ class ReleasedOutput(msgspec.Struct):
                 drop_from = first_void(self.released_numbers.items(), event.drop_from, self.next_number)
                 self.tool_verdicts.released = [call for call in self.tool_verdicts.released if call.block < drop_from]
                 self.calls_without_result = [call for call in self.calls_without_result if call.block < drop_from]
-                out.event(self.turn, self.attempt, type(event), **_fields(event) | {"drop_from": drop_from})
+                out.event(self.turn, self.attempt, type(event), **fields_of(event) | {"drop_from": drop_from})
             case _:
-                fields = _fields(event)
+                fields = fields_of(event)
                 if "block" in fields:  # the event belongs to a block; release it only if the block was
                     if fields["block"] not in self.released_numbers:
                         return
@@ -199,7 +196,7 @@ class ReleasedOutput(msgspec.Struct):
         self.open[number] = ReleasedBlock(
             event.kind, event.tool_id, event.tool_name, phase=event.phase, free_text=event.free_text
         )
-        out.event(self.turn, self.attempt, BlockStarted, **_fields(event) | {"block": number})
+        out.event(self.turn, self.attempt, BlockStarted, **fields_of(event) | {"block": number})
         if event.kind == "tool_result":
             self._answered(event.tool_id)
         return number
@@ -225,7 +222,7 @@ class ReleasedOutput(msgspec.Struct):
         changed = changed_fields(event, block.kind, content)
         if not (changed or event.cut):
             self.intact.add(number)
-        fields = _fields(event) | {"block": number} | changed
+        fields = fields_of(event) | {"block": number} | changed
         if block.kind == "tool_call":
             if event.input_error == NOT_PACKABLE:  # drafts and verdicts are msgpack; what is published is JSON
                 fields |= content_fields(block.kind, content, as_json=True)
@@ -255,10 +252,6 @@ class ReleasedOutput(msgspec.Struct):
 
 def _origin(draft: int, part: str, nth: int) -> str:
     return f"{draft} {part} {nth}"
-
-
-def _fields(event: PublicEvent) -> dict[str, Any]:
-    return {name: getattr(event, name) for name in event.__struct_fields__ if name not in _ENVELOPE}
 
 
 MAX_WORKERS_WITHOUT_PROGRESS = 8

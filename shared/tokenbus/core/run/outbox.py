@@ -11,9 +11,15 @@ from typing import Any
 import msgspec
 
 from tokenbus.events.child_runs import depth_of
-from tokenbus.events.public import BlockKind, Chunk, PublicEvent, ToolCallPart
+from tokenbus.events.public import TERMINAL, BlockKind, Chunk, PublicEvent, TerminalEvent, ToolCallPart
 
 COMMENTARY = "commentary"
+_ENVELOPE = ("run", "seq", "turn", "attempt")
+
+
+def fields_of(event: PublicEvent) -> dict[str, Any]:
+    """The event's own fields."""
+    return {name: getattr(event, name) for name in event.__struct_fields__ if name not in _ENVELOPE}
 
 
 class _EventDraft(msgspec.Struct):
@@ -72,6 +78,18 @@ class Outbox:
     def event(self, turn: int, attempt: int, event: type[PublicEvent], **fields: Any) -> None:
         """Add any other public event with its own fields."""
         self._drafts.append(_EventDraft(turn, attempt, event, fields))
+
+    def put_back(self, event: PublicEvent) -> None:
+        """Add an event that `take_end` returned."""
+        self.event(event.turn, event.attempt, type(event), **fields_of(event))
+
+    def take_end(self, run: str) -> TerminalEvent | None:
+        """Remove the terminal event, if there is one, and return it without a number."""
+        last = self._drafts[-1].number(run, 0) if self._drafts else None
+        if not isinstance(last, TERMINAL):
+            return None
+        self._drafts.pop()
+        return last
 
     def number(self, run: str, seq: int) -> list[PublicEvent]:
         """Return the events in order, numbered from ``seq``, and empty the outbox."""

@@ -14,6 +14,7 @@ from tokenbus.core.run.gate import PolicyGate
 from tokenbus.core.stop_strings import StopScan
 from tokenbus.events.frames import Accepted, FallbackPlan, GivenAnswer, ToolReturned
 from tokenbus.events.normalized import Start
+from tokenbus.events.public import TerminalEvent
 from tokenbus.events.requests import Message
 from tokenbus.events.usage import Usage
 from tokenbus.events.waits import OnDeadline, WaitKind
@@ -141,6 +142,8 @@ class RunState(msgspec.Struct):
     """The first deadline of what it only waits for; 0: it does not."""
     children: int = 0
     """Number of child runs that it began."""
+    sealed: TerminalEvent | None = None
+    """The end of a durable run, while it waits to be published."""
     reported_attempt: int = 0
     """The last attempt whose end was reported."""
 

@@ -100,6 +100,7 @@ from tokenbus.events.frames import (
     PolicyVerdicts,
     Rejected,
     SteerRequested,
+    Stored,
     ToolAsked,
     ToolReported,
     ToolReturned,
@@ -250,8 +251,8 @@ class RunMachine:
                 note: dict[str, object] = {"note": event.text}
                 if not self.state.extras.has(note):  # every attempt repeats the notes on its request
                     self.state.extras.add(note)
-            case Accepted() | PolicyVerdicts():
-                pass  # intake's script accepts a run only once; `GatedRun` handles verdicts
+            case Accepted() | PolicyVerdicts() | Stored():
+                pass  # intake's script accepts a run only once; `GatedRun` handles verdicts, `SealedRun` the end
             case n.Failed():
                 self._broke(event.error, cut=None, called_ms=event.called_ms)
             case n.Cut():

@@ -111,6 +111,7 @@ def work_of(s: RunState, pending: PendingCall) -> ToolWork:
         answers=[*pending.answers],
         state=pending.state,
         child=pending.child,
+        durable=s.accepted.durable,
     )
 
 

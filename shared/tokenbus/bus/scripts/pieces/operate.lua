@@ -69,10 +69,10 @@ local function operate(i, final, base, alien, most, now, lags, added)
     elseif op == VOID then
       local till = redis.call('XREVRANGE', KEYS[base + ARGV[i + 2]], '+', '-', 'COUNT', 1)[1]
       till = till and till[1] or '0-0'
-      -- What `Partition` saves of a run whose entries are ignored up to there: msgpack of [till, nil].
+      -- What `Partition` saves of a run whose entries are ignored up to there: msgpack of a `SavedState`.
       local head = #till < 32 and string.char(160 + #till) or string.char(217, #till)
-      if ours then redis.call('HSET', key, ARGV[i + 3], string.char(146) .. head .. till .. string.char(192)) end
-      i = i + 4
+      if ours then redis.call('HSET', key, ARGV[i + 3], string.char(148) .. head .. till .. ARGV[i + 4]) end
+      i = i + 5
     elseif op == END_SESSION_RUN then
       local at = {}
       for k = 1, 17 do at[k] = KEYS[base + ARGV[i + 1 + k]] end

@@ -6,8 +6,9 @@ from typing import Literal, TypeAlias
 
 from tokenbus.bus.scripts.script import ScriptCall, script
 
-RunIs: TypeAlias = Literal["open", "abandoned", "ended"]
-"""A run's state by its hash: the run may be written to, its keys are gone or refuse all writes, or it has ended."""
+RunIs: TypeAlias = Literal["open", "abandoned", "ended", "not ended"]
+"""A run's state by its hash: the run may be written to, its keys are gone or refuse all writes, it has ended, or any
+but that."""
 
 
 @script()
@@ -36,8 +37,8 @@ def expire(
 def append_timeout(
     run_key: str, events: str, parser_lease: str, *, run: str, frame: bytes, only_if: RunIs = "open"
 ) -> ScriptCall:
-    """Append a timeout event to `events`: 1, or 0 if the run's hash does not say what it must. Fences nothing; the
-    parser may find that the timeout does not apply.
+    """Append an event of the parser's own to `events`: 1, or 0 if the run's hash does not say what it must. Fences
+    nothing; the parser may find that the event does not apply.
     """
     ...
 
