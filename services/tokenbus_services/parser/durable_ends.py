@@ -2,7 +2,7 @@
 
 The parser has read all of that from this server, so a later write that is replicated says that it is, too. If the
 server was another one by then, which lacks some of it, the parser's next commit finds that, and reads it anew. An end
-that waits delays no other run.
+that waits delays no run that is not durable.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.leases import wait_until_replicated
 from tokenbus.bus.liveness import Liveness, stop_task, together, wait_briefly
-from tokenbus.bus.run_record import SEQ
+from tokenbus.bus.run_record import ENDED, SEQ, STATUS, status_of
 from tokenbus.bus.scripts.runs.timeouts import RunIs, append_timeout
 from tokenbus.bus.server.durability import NotReplicated
 from tokenbus.bus.server.retry import LOG_EVERY_S, Defects
@@ -86,26 +86,34 @@ class DurableEnds:
     async def _publish(self, partition: int, states: Collection[RunState]) -> None:
         now = asyncio.get_running_loop().time()
         states = [s for s in states if now >= self._told_at.get(s.run, 0.0) + LOOK_S]
-        if not (states := await self._committed(partition, states)):
+        if not states:
             return
-        await wait_until_replicated(self._server, self._keys, partition)
-        calls = [self._append(partition, s, Stored(s.events_applied), "not ended") for s in states]
-        replies = await run_scripts(self._server, calls)
-        ended = [s for s, reply in zip(states, replies, strict=True) if not reply]
-        if ended:  # the parser's state is older than its log
-            dropped = DeadlinePassed("silent", HAS_ENDED)
-            await run_scripts(self._server, [self._append(partition, s, dropped, "ended") for s in ended])
-        self._told_at |= {s.run: now for s in states}
+        there, dropped = await self._look_up(partition, states)
+        forget = DeadlinePassed("silent", HAS_ENDED)
+        calls = [self._append(partition, s, forget, "abandoned") for s in dropped]
+        if there:
+            await wait_until_replicated(self._server, self._keys, partition)
+            calls += [self._append(partition, s, Stored(s.events_applied), "not ended") for s in there]
+        if calls:
+            await run_scripts(self._server, calls)
+        self._told_at |= {s.run: now for s in (*there, *dropped)}
 
-    async def _committed(self, partition: int, states: Collection[RunState]) -> list[RunState]:
-        """Those of which the server has all events before the end: one that lost events ends by its worker's memory."""
+    async def _look_up(self, partition: int, states: Collection[RunState]) -> tuple[list[RunState], list[RunState]]:
+        """Those of which the server has all events before the end, for one that lost events ends by its worker's memory
+        alone; and those whose state is older than their log, which has the end, or whose keys are gone.
+        """
         keys = self._keys.within(partition)
+        wanted = [(s, s.seq) for s in states]
         pipe = self._server.client.pipeline(transaction=False)
         for s in states:
-            pipe.hget(keys.run(s.run), SEQ)
-        wanted = [s.seq for s in states]
-        found: list[bytes | None] = await pipe.execute() if states else []
-        return [s for s, seq, there in zip(states, found, wanted, strict=True) if int(seq or 0) == there]
+            pipe.hmget(keys.run(s.run), [STATUS, SEQ])
+        there, dropped = list[RunState](), list[RunState]()
+        for (s, before), (status, seq) in zip(wanted, await pipe.execute(), strict=True):
+            if status is None or status_of(status) in ENDED:
+                dropped.append(s)
+            elif int(seq or 0) == before:
+                there.append(s)
+        return there, dropped
 
     def _append(self, partition: int, s: RunState, event: BusEvent, only_if: RunIs) -> scripts.ScriptCall:
         keys = self._keys.within(partition)

@@ -21,6 +21,7 @@ from tokenbus.bus.topology import ALIVE_MS, CHAINED, INTAKE, POLICY, QUEUES, STA
 Replies: TypeAlias = Iterator[Any]
 _Queue: TypeAlias = tuple[str, list[tuple[int | None, str]]]
 """A group of work queues, and its streams by partition."""
+REPLICAS = "tokenbus_server_replicas"
 _GAUGES = {
     "used_memory": "tokenbus_server_memory_bytes",
     "maxmemory": "tokenbus_server_memory_limit_bytes",
@@ -30,7 +31,7 @@ _GAUGES = {
     "aof_current_size": "tokenbus_server_aof_bytes",
     "aof_rewrite_in_progress": "tokenbus_server_aof_rewriting",
     "aof_delayed_fsync": "tokenbus_server_aof_delayed_fsyncs",
-    "connected_slaves": "tokenbus_server_replicas",
+    "connected_slaves": REPLICAS,
 }
 """By field of INFO: the metric."""
 _DISK_STATES = ("aof_last_write_status", "aof_last_bgrewrite_status", "rdb_last_bgsave_status")

@@ -17,7 +17,7 @@ from tokenbus.bus.server.connection_fixes import MAX_VALUE_BYTES
 from tokenbus.bus.server.server import ServerInfo
 from tokenbus.errors import DeploymentMismatch, ServerError, ServerTooOld, ServerUnavailable, SettingsError
 from tokenbus_services.cli.render.event_text import size
-from tokenbus_services.runtime.deployment_snapshot import NodeFacts
+from tokenbus_services.runtime.deployment_snapshot import REPLICAS, NodeFacts
 from tokenbus_services.settings import Settings
 
 Level = Literal["ok", "note", "wrong"]
@@ -75,8 +75,10 @@ def check_types(found: Mapping[str, tuple[str, str]]) -> Iterator[Finding]:
         )
 
 
-def check_node(node: NodeFacts, *, here_ms: int) -> Iterator[Finding]:
-    """``here_ms``: Unix time by this machine's clock when the node was asked for its own."""
+def check_node(node: NodeFacts, *, here_ms: int, replicas: int = 0) -> Iterator[Finding]:
+    """``here_ms``: Unix time by this machine's clock when the node was asked for its own. ``replicas``: how many
+    `[durability]` waits for.
+    """
     if node.memory_limit and node.memory_bytes >= NEARLY * node.memory_limit:
         yield Finding(
             level="wrong",
@@ -91,6 +93,15 @@ def check_node(node: NodeFacts, *, here_ms: int) -> Iterator[Finding]:
             about="disk",
             says=f"{node.name} could not write to its disk: {node.disk_fault}",
             todo="make room on the server's disk, or fix its permissions; its log says more",
+        )
+    connected = node.gauges.get(REPLICAS)
+    if connected is not None and connected < replicas:
+        yield Finding(
+            level="wrong",
+            about="replicas",
+            says=f"{node.name} has {connected:.0f} replicas, and [durability] waits for {replicas}: "
+            "durable requests are refused, and such runs do not end",
+            todo="bring the replicas back, or lower durability.replicas",
         )
     skew = here_ms - node.now_ms
     if abs(skew) > SKEW_MS:

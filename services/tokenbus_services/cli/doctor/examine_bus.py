@@ -183,7 +183,9 @@ async def _work(server: Server, settings: Settings) -> AsyncIterator[Finding]:
     with translated(server):
         await server.clock.measure()
         now = earlier = await reader.read()
-        nodes = [finding for node in await read_nodes(server) for finding in checks.check_node(node, here_ms=here_ms)]
+        facts = await read_nodes(server)
+    replicas = settings.durability.replicas if settings.durability else 0
+    nodes = [each for node in facts for each in checks.check_node(node, here_ms=here_ms, replicas=replicas)]
     for finding in nodes:
         yield finding
     writes_fail = any(finding.level == "wrong" and finding.about == "disk" for finding in nodes)

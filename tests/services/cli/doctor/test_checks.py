@@ -17,6 +17,7 @@ from tokenbus_services.cli.doctor.checks import Finding
 from tokenbus_services.cli.doctor.checks_work import StuckFacts
 from tokenbus_services.cli.doctor.examine_bus import LITTLE_ROOM
 from tokenbus_services.runtime.deployment_snapshot import (
+    REPLICAS,
     DeploymentSnapshot,
     NodeFacts,
     PartitionFacts,
@@ -71,12 +72,14 @@ NODE = NodeFacts(name="h:1", memory_bytes=10, memory_limit=100, commands_per_s=1
         ({"memory_bytes": 80}, "memory"),
         ({"memory_bytes": 10**12, "memory_limit": 0}, None),
         ({"disk": {"rdb_last_bgsave_status": "err"}}, "disk"),
+        ({"gauges": {REPLICAS: 1.0}}, "replicas"),
+        ({"gauges": {REPLICAS: 2.0}}, None),
         ({"now_ms": NODE.now_ms + 2_001}, "clock"),
         ({"now_ms": NODE.now_ms - 2_001}, "clock"),
     ],
 )
-def test_a_node_is_judged_by_its_memory_its_disk_and_its_clock(changes: dict[str, Any], about: str | None):
-    found = list(checks.check_node(msgspec.structs.replace(NODE, **changes), here_ms=NODE.now_ms))
+def test_a_node_is_judged_by_its_memory_its_disk_its_replicas_and_its_clock(changes: dict[str, Any], about: str | None):
+    found = list(checks.check_node(msgspec.structs.replace(NODE, **changes), here_ms=NODE.now_ms, replicas=2))
     assert [f.about for f in found] == ([about] if about else [])
     assert all(f.level == "wrong" and f.todo for f in found)
 
