@@ -34,7 +34,7 @@ _TASKS: dict[Kind, set[str]] = {
         *("subscriber intake", "subscriber fetcher"),
     },
     "normalizer": {"leases normalizer", "deployment", "subscriber normalizer"},
-    "parser": {"leases parser", "activity", "clock", "room", "deployment", "subscriber parser"},
+    "parser": {"leases parser", "activity", "clock", "room", "durable ends", "deployment", "subscriber parser"},
     "tools": {
         *("queue tools", "heartbeat tools", "sign-on tools"),
         *("control", "executors", "deployment", "subscriber tools"),

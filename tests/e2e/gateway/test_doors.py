@@ -273,7 +273,8 @@ BEGINS_NOTHING = {
         ("POST", ""), ("POST", "/{id}"), ("DELETE", "/{id}"), ("POST", "/{id}/items"), ("DELETE", "/{id}/items/{item}")
     )),
     *((method, f"{base}{end}") for base in ("/anthropic/v1", "/v1") for method, end in (
-        ("POST", "/agents"), ("POST", "/environments"), ("POST", "/sessions/{id}"), ("DELETE", "/sessions/{id}")
+        ("POST", "/agents"), ("POST", "/environments"), ("POST", "/sessions/{id}"), ("DELETE", "/sessions/{id}"),
+        ("POST", "/agents/{id}/archive"), ("POST", "/sessions/{id}/archive")
     )),
     *((method, f"{prefix}/{{rest:path}}") for prefixes in REST.values() for prefix in prefixes
       for method in ("POST", "PATCH", "DELETE")),

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -76,6 +80,22 @@ def requests_in(response: Any) -> list[Any]:
 
 def answer(request: Any, *, approve: bool = True, **more: Any) -> Any:
     return {"type": "mcp_approval_response", "approval_request_id": request.id, "approve": approve, **more}
+
+
+def test_the_program_of_the_guide_asks_and_goes_on(bus: LocalBus, tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[3] / "docs" / "guides" / "gateway-responses.md").read_text()
+    (program,) = re.findall(r"```python\n(# approve\.py\n.*?)```", guide, re.DOTALL)
+    for shown, here in (("http://127.0.0.1:8088", bus.gateway), ("sonnet", "anthropic/pays"), ('"pay"', '"weather"')):
+        assert shown in program
+        program = program.replace(shown, here)
+    script = tmp_path / "approve.py"
+    script.write_text(program)
+    done = subprocess.run(
+        [sys.executable, str(script)], input="yes\n", capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("Sunny.\n")
+    assert json.dumps(CITY, separators=(",", ":")) in done.stdout.replace(" ", "")
 
 
 def test_a_stream_ends_with_the_request_and_another_one_goes_on_after_the_answer(client: Any) -> None:

@@ -323,7 +323,7 @@ def test_a_run_of_another_service_is_a_response_too(client: openai.OpenAI, bus: 
 
 
 def test_the_programs_of_the_guide_run(bus: LocalBus, tmp_path: Path) -> None:
-    programs = re.findall(r"```python\n(# \w+\.py\n.*?)```", GUIDE.read_text(), re.DOTALL)
+    programs = re.findall(r"```python\n(# (?:ask|resume)\.py\n.*?)```", GUIDE.read_text(), re.DOTALL)
     assert len(programs) == 2
     for program in programs:
         code = program.replace("http://127.0.0.1:8088", bus.gateway).replace("mock-anthropic/claude-sonnet-4-6", MODEL)

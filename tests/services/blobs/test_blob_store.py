@@ -28,6 +28,7 @@ from tokenbus.errors import (
     SettingsError,
 )
 from tokenbus_services.blobs import store as store_module
+from tokenbus_services.blobs.backend import opened
 from tokenbus_services.blobs.store import BlobStore, create
 from tokenbus_services.settings import BlobSettings
 
@@ -289,7 +290,7 @@ async def test_bytes_that_rotted_on_the_disk_are_never_given_out_whole(local_sto
 async def test_settings_choose_the_backend(tmp_path: Path) -> None:
     here, there = tmp_path / "a" / "b", tmp_path / "c"
     for url, root in ((None, here), (f"file://{there}", there), ("memory://", None)):
-        store = create(BlobSettings(url=url), here)
+        store = create(BlobSettings(url=url), opened(url, here))
         await store.check()
         await store.put(body(b"x"), TEXT)
         assert root is None or any(path.is_file() for path in root.rglob("*"))
@@ -298,4 +299,4 @@ async def test_settings_choose_the_backend(tmp_path: Path) -> None:
 @pytest.mark.parametrize("url", ["nonsense", "ftp://host/x", "file:///proc/none/blobs", "s3:"])
 def test_an_unusable_url_is_a_settings_error(url: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"blobs\.url"):
-        create(BlobSettings(url=url), tmp_path)
+        opened(url, tmp_path)

@@ -19,7 +19,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_flushed_server_gets_the_agreement_again(server: Server, keys: Keys):
-    agreed = DeploymentAgreement(server, keys, Liveness())
+    agreed = DeploymentAgreement(server, keys, Liveness(), None)
     await agreed.open()
     before = await server.client.hgetall(keys.meta)
     await server.client.delete(keys.meta)
@@ -35,7 +35,7 @@ async def test_a_flushed_server_gets_the_agreement_again(server: Server, keys: K
 async def test_a_worker_ends_if_another_deployment_replaced_its_own(server: Server, keys: Keys):
     liveness, ended = Liveness(), list[str]()
     liveness.ended = lambda long_task: ended.append(long_task.name)
-    agreed = DeploymentAgreement(server, keys, liveness)
+    agreed = DeploymentAgreement(server, keys, liveness, None)
     await agreed.open()
     await server.client.hset(keys.meta, "partitions", keys.partitions + 1)
     await eventually(lambda: ended == ["deployment"])
@@ -44,7 +44,7 @@ async def test_a_worker_ends_if_another_deployment_replaced_its_own(server: Serv
 
 
 async def test_a_server_that_lost_a_change_of_partitions_gets_it_again(server: Server, keys: Keys):
-    agreed = DeploymentAgreement(server, keys, Liveness())
+    agreed = DeploymentAgreement(server, keys, Liveness(), None)
     await agreed.open()
     before = await server.client.hgetall(keys.meta)
     await repartition.announce(server, keys, await repartition.layout(server, keys), 7)

@@ -28,7 +28,7 @@ async def test_a_call_that_was_delivered_before_is_run_only_if_it_is_still_open(
     executor: ToolExecutor = run("greet")
     ran: list[int] = []
 
-    async def execute(call: ToolCall, progress: object, hold: object) -> ToolOutcome:
+    async def execute(call: ToolCall, progress: object, hold: object, task: object) -> ToolOutcome:
         ran.append(call.block)
         return ToolOutcome("done")
 

@@ -13,7 +13,7 @@ import msgspec
 
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.run_record import call_field
+from tokenbus.bus.run_record import call_field, task_field
 from tokenbus.bus.scripts import (
     Commit,
     RawPart,
@@ -221,6 +221,10 @@ def _is(answer: Any) -> Callable[[World, Any], Any]:
 def _stopped(w: World, state: State) -> bool:
     run = state[w.keys.run(w.run)]
     return run[b"status"] != b"open" and run[b"closed"] == run[b"attempt"]
+
+
+def _has_its_task(w: World, state: State) -> bool:
+    return state[w.keys.run(w.run)][task_field(0).encode()] == b"t"
 
 
 def _has_no_call(w: World, state: State) -> bool:
@@ -712,6 +716,9 @@ SCENES: dict[str, list[Scene]] = {
     "index.list_open": [Scene(_list_open)],
     "index.unlist_ended": [Scene(_unlist_ended, lasting=_listed_by_its_end)],
     "inputs.append_verdicts": [Scene(_verdicts, again=lambda t: t.grows(t.world.events))],
+    "inputs.keep_task": [
+        Scene(lambda w: inputs.keep_task(w.keys.run(w.run), block=0, attempt=1, task="t"), lasting=_has_its_task)
+    ],
     "inputs.tool_progress": [
         Scene(lambda w: inputs.tool_progress(**_input(w), block=0, attempt=1), again=lambda t: t.grows(t.world.events))
     ],

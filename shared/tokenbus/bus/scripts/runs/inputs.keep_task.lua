@@ -8,7 +8,7 @@
 --   task
 -- Reply: 1, or 0 if the call is not open.
 -- Atomic: no task is kept after the call's result.
--- Twice: again: it is kept already.
+-- Twice: same
 -- Uses: make_room
 local h = redis.call('HMGET', run_key, 'status', call)
 if h[1] ~= 'open' or h[2] ~= fence then return 0 end
