@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 from tokenbus.bus.keys import InternalTopic, Keys, PublicTopic
 from tokenbus.bus.layout import Layout, fence, join_deployment
 from tokenbus.bus.liveness import Liveness, rest, stop_task
-from tokenbus.bus.server.durability import DISK_SINCE, Durability
+from tokenbus.bus.server.durability import DISK_SINCE, NO_DURABILITY, Durability
 from tokenbus.bus.server.server import Server, ServerInfo
 from tokenbus.bus.stage.logic import StageLogic
 from tokenbus.bus.stage.stage import Batch, Stage, StageOptions
@@ -139,7 +139,7 @@ class DeploymentAgreement:
     ) -> None:
         """``worker``: name of this worker in the members of its groups; empty if it is in none."""
         server.durability = durability.meant if durability else Durability()
-        self._durability = server.durability.encoded
+        self._durability = server.durability.encoded if durability else NO_DURABILITY
         self._server = server
         self._keys = keys
         self._liveness = liveness

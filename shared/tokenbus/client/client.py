@@ -302,7 +302,8 @@ class Client(TopicSubscriber, RunWaits):
         await self._outbound.put(stream, data, tenant=tenant, most=self._max_waiting, durable=self._is_durable(None))
 
     def _is_durable(self, named: DurabilityLevel | None) -> bool:
-        return (named or self._deployment.server.durability.default) == "replicated"
+        kept = self._deployment.durability
+        return kept is not None and (named or kept.default) == "replicated"
 
     async def _ended(self, run: AnyRun | str, wait_s: float | None, builder: ResponseBuilder | None = None) -> Response:
         builder = builder or ResponseBuilder()

@@ -11,6 +11,7 @@ from typing import Any
 
 from tokenbus.bus.keys import DEFAULT_PARTITIONS, Keys
 from tokenbus.bus.layout import Layout, has_archive, locate, read_layout
+from tokenbus.bus.server.durability import Durability
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.bus.server.url import url_in_env
 from tokenbus.client.archive import Archive
@@ -34,6 +35,8 @@ class Deployment:
     def __init__(self, server: Server, prefix: str, partitions: int | None) -> None:
         """``partitions``: the user's choice; None for the deployment's own. Raises SettingsError."""
         self.server = server
+        self.durability: Durability | None = server.durability
+        """None: it waits for no replica, and refuses requests that ask for that."""
         self.hub = Hub(server)
         self.closed = False
         self._wanted = partitions
@@ -112,8 +115,9 @@ class Deployment:
         self._asked_at = time.monotonic()
         with translated(self.server):
             layout = await read_layout(self.server, self._keys)
-        if layout and layout.durability:
-            self.server.durability = layout.durability
+        if layout:
+            self.durability = layout.durability
+            self.server.durability = layout.durability or Durability()
         return layout
 
     async def still(self, keys: Keys) -> None:

@@ -41,6 +41,7 @@ REJECTED: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "no number": ({**GOOD, "temperature": float("nan")}, "request_invalid", "temperature"),
     "half a character": ({**GOOD, "system": "\ud800"}, "request_invalid", "system"),
+    "no durability here": ({**GOOD, "durability": "replicated"}, "request_invalid", "durability"),
     "too large": ({**GOOD, "system": "x" * 10 * 2**20}, "request_too_large", ""),
 }
 

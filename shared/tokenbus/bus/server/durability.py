@@ -11,6 +11,8 @@ from tokenbus.events.requests import DurabilityLevel
 
 WAIT_MS = 1000
 """How long one command waits on the server. It may be sent again."""
+NO_DURABILITY = "null"
+"""What a deployment tells clients whose durable requests it refuses."""
 DISK_SINCE = (7, 2)
 """First version of Redis, and of Valkey, that has WAITAOF."""
 
@@ -30,7 +32,7 @@ class Durability(msgspec.Struct, frozen=True):
 
     @classmethod
     def decode(cls, text: bytes | None) -> Self | None:
-        """Read what `encoded` wrote; None if a deployment has said nothing, or what no version knows."""
+        """Read what `encoded` wrote; None for `NO_DURABILITY`, if nothing was said, or what this version does not know."""
         try:
             return msgspec.json.decode(text, type=cls) if text else None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

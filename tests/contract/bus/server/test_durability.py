@@ -17,7 +17,7 @@ from tokenbus import Client
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.layout import join_deployment
 from tokenbus.bus.scripts import ScriptCall
-from tokenbus.bus.server.durability import Durability, NotReplicated
+from tokenbus.bus.server.durability import NO_DURABILITY, Durability, NotReplicated
 from tokenbus.bus.server.run_scripts import run_script, run_scripts
 from tokenbus.bus.server.server import Server
 from tokenbus.errors import WriteNotReplicated
@@ -61,6 +61,14 @@ async def test_a_write_counts_once_a_replica_has_it_and_a_publisher_is_told_if_n
             assert refused.value.request["id"]
             await client.publish({**REQUEST, "durability": "server"})  # waits for nobody
             assert await server.client.xlen(KEYS.requests) == 3
+
+
+async def test_a_request_that_the_deployment_refuses_waits_for_nobody(server: Server, keys: Keys, server_url: str):
+    await join_deployment(server, keys, durability=NO_DURABILITY)
+    async with Client(server_url, prefix=keys.prefix) as client:
+        run = await client.publish({**REQUEST, "durability": "replicated"})
+    [(_, fields)] = await server.client.xrange(keys.requests)
+    assert run.id in fields[b"__data__"].decode()
 
 
 @pytest.fixture
