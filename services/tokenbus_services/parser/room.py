@@ -17,6 +17,7 @@ from collections import Counter as Counting
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import structlog
@@ -95,14 +96,14 @@ class RoomKeeper:
             ["what"],
             registry=registry,
         )
-        for what in ("entries", "runs"):
-            self._forgotten.labels(what)  # from 0, so that an alert sees the first increase
         self._trimmed = Counter(
             "tokenbus_trimmed_to_bytes",
             "Entries of topics and ended runs deleted before their time: topic_bytes or ended_bytes was reached.",
             ["what"],
             registry=registry,
         )
+        for counter, what in product((self._forgotten, self._trimmed), ("entries", "runs")):
+            counter.labels(what)  # from 0, so that an alert sees the first increase
         self._unsaid: Counting[str] = Counting()
         """What was forgotten since the last report."""
         self._say_at = 0.0

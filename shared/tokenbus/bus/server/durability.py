@@ -32,7 +32,7 @@ class Durability(msgspec.Struct, frozen=True):
 
     @classmethod
     def decode(cls, text: bytes | None) -> Self | None:
-        """Read what `encoded` wrote; None for `NO_DURABILITY`, if nothing was said, or what this version does not know."""
+        """Read what `encoded` wrote; None for `NO_DURABILITY`, if nothing was said, or for what is not known here."""
         try:
             return msgspec.json.decode(text, type=cls) if text else None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
