@@ -112,6 +112,8 @@ def cancel_of(run: str) -> str:
 
 
 async def saved_since(server: Server, since: object) -> bool:
+    said = await server.client.info("persistence")
+    assert said["rdb_last_bgsave_status"] == "ok", said
     return await server.client.lastsave() != since
 
 

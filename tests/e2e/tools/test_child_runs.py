@@ -38,7 +38,7 @@ from tokenbus_services.gateway.budgets.spend import ClientSpend, read_spend
 from tokenbus_services.gateway.keys.key import NewKey, new_key
 from tokenbus_services.mock_provider import Reply, Stall, ToolCall, Turn
 
-KEY, POOR, NARROW, SLOW = (new_key() for _ in range(4))
+KEY, PAYS, POOR, NARROW, SLOW = (new_key() for _ in range(5))
 SETTINGS = f"""
 [limits]
 child_runs = 2
@@ -48,8 +48,11 @@ tools = ["research", "stuck"]
 [gateway.prices."anthropic/"]
 input = 1
 output = 1000
-[gateway.keys.pays]
+[gateway.keys.any]
 sha256 = "{KEY.sha256}"
+tools = ["research"]
+[gateway.keys.pays]
+sha256 = "{PAYS.sha256}"
 tools = ["research"]
 max_budget = 9
 [gateway.keys.poor]
@@ -261,7 +264,7 @@ async def test_a_tree_is_bounded_in_breadth_and_depth(bus: LocalBus, client: Cli
 
 
 async def test_the_key_of_the_parent_pays_for_the_children(bus: LocalBus, client: Client) -> None:
-    run = await posted(bus, KEY, "asks", "research")
+    run = await posted(bus, PAYS, "asks", "research")
     ends = [(await events_of(client, each))[-1] for each in (run, f"{run}~0")]
     used = [end.usage.output or 0 for end in ends if isinstance(end, Completed) and end.usage]
 
