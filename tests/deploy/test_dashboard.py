@@ -44,7 +44,6 @@ TOML = f"""
 [retry]
 base_delay_s = 0.01
 [records]
-[archive]
 [otel]
 endpoint = "http://127.0.0.1:9"
 [limits.providers.anthropic]
