@@ -92,6 +92,8 @@ class ParserLogic(StageLogic):
         self._on_sealed = on_sealed
         self._runs: dict[str, AnyRun] = {}
         self._changed: dict[str, AnyRun] = {}
+        self._sealed: set[str] = set()
+        """The runs whose end waits to be published, and some that ended since `sealed` was asked for."""
         self._checkpoints: dict[str, Checkpoints] = {}
         """By long run."""
         self._open_blocks: dict[str, OpenBlocks] = {}
@@ -125,7 +127,7 @@ class ParserLogic(StageLogic):
         """Forget a run that is over, or hold back its end."""
         if machine.state.accepted.durable and (sealed := SealedRun.seal(machine)):
             self._runs[run] = self._changed[run] = sealed
-            self._on_sealed()
+            self._note_sealed(run)
             return
         del self._runs[run]
         self._checkpoints.pop(run, None)
@@ -171,7 +173,13 @@ class ParserLogic(StageLogic):
 
     def sealed(self) -> list[RunState]:
         """The states of the runs whose end waits to be published. Read-only."""
-        return [machine.state for machine in self._runs.values() if isinstance(machine, SealedRun)]
+        found = {run: machine.state for run in self._sealed if isinstance(machine := self._runs.get(run), SealedRun)}
+        self._sealed = set(found)
+        return list(found.values())
+
+    def _note_sealed(self, run: str) -> None:
+        self._sealed.add(run)
+        self._on_sealed()
 
     def flush(self, commit: Commit) -> None:
         for run, taken in self._tapes.items():
@@ -215,7 +223,7 @@ class ParserLogic(StageLogic):
         ended = GatedRun(machine) if state.gate else machine
         self._runs[run] = SealedRun(ended) if state.sealed else ended
         if state.sealed:
-            self._on_sealed()
+            self._note_sealed(run)
 
     def recall(self, run: str, seq: int) -> None:
         self._runs[run].state.seq = seq
