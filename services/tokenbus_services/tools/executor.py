@@ -40,13 +40,12 @@ from tokenbus_services.settings import (
     ToolSettings,
 )
 from tokenbus_services.tools.http import EndpointTool
-from tokenbus_services.tools.kept_task import KeptTask
 from tokenbus_services.tools.progress import Deliver, Reporter
 from tokenbus_services.tools.python.executors import PythonExecutors, PythonFunctionTool
 from tokenbus_services.tools.questions import HELD_SHARE, Hold, Holding, Question, check
 from tokenbus_services.tools.results import Results
 from tokenbus_services.tools.tool import NAME, Declared, Tool, passed_value
-from tokenbus_services.tools.tool_call import Text, ToolCall, ToolOutcome, context_of
+from tokenbus_services.tools.tool_call import KeptTask, Text, ToolCall, ToolOutcome, context_of
 
 if TYPE_CHECKING:
     from tokenbus_services.tools.mcp.registry import McpServers

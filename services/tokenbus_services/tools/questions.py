@@ -17,7 +17,7 @@ from tokenbus.events.frames import GivenAnswer, ToolAsked
 from tokenbus.events.waits import MAX_TIMEOUT_S
 from tokenbus.tools import Answered
 from tokenbus_services.json_schema import SchemaError, compile_schema
-from tokenbus_services.tools.kept_task import KeptTask
+from tokenbus_services.tools.tool_call import KeptTask
 
 MOST_QUESTIONS = 100
 """Of one call."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import msgspec
 
@@ -78,3 +79,21 @@ def context_of(call: ToolCall, deadline: float, report: Report) -> ToolContext:
         metadata=call.metadata,
         traceparent=call.traceparent,
     )
+
+
+class KeptTask(Protocol):
+    """The task of one call that goes on at its server when its worker ends, where the next worker finds it. All methods
+    wait until the bus's server is available.
+    """
+
+    async def find(self) -> str:
+        """The task that the call has begun, in any worker; empty: none."""
+        ...
+
+    async def keep(self, task: str) -> bool:
+        """Keep the task for the next worker. False: the call is over, and nobody wants its result."""
+        ...
+
+    async def is_wanted(self) -> bool:
+        """Whether the call is still open: False once its run was cancelled or has ended."""
+        ...

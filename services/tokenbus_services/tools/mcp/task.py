@@ -13,13 +13,12 @@ import mcp_types as types
 
 from tokenbus.errors import ToolFailure
 from tokenbus.tools import ToolContext
-from tokenbus_services.tools.kept_task import KeptTask
 from tokenbus_services.tools.mcp.rounds import Round
 from tokenbus_services.tools.mcp.server import McpServer, outcome_of
 from tokenbus_services.tools.mcp.task_messages import MAX_TASK_ID_CHARS, TaskStarted, TaskState, pause_s
 from tokenbus_services.tools.questions import Question
 from tokenbus_services.tools.results import Results
-from tokenbus_services.tools.tool_call import ToolCall, ToolOutcome
+from tokenbus_services.tools.tool_call import KeptTask, ToolCall, ToolOutcome
 
 MAX_MESSAGE_CHARS = 1000
 
