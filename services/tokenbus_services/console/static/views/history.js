@@ -1,6 +1,7 @@
 // All runs that the bus lists, however long ago they ended: found by words, metadata, time, and how they ended.
 
 import { get } from "../lib/api.js";
+import { useFilters } from "../lib/filters.js";
 import { age, ENDED_STATES, localTime, short } from "../lib/format.js";
 import { html, useEffect, useRef, useState } from "../lib/html.js";
 import { historyHash, pairHash, runHash } from "../lib/route.js";
@@ -8,8 +9,6 @@ import { oneLine } from "../lib/safe_text.js";
 import { price, replaceHash, roles, route, session } from "../lib/store.js";
 import { useTitle } from "../lib/title.js";
 import { State } from "./river.js";
-
-const TYPED_MS = 300;
 
 export function History() {
   useTitle("History");
@@ -84,24 +83,7 @@ function Line({ row, chosen, onChoose }) {
 }
 
 function Filters({ filters }) {
-  const timer = useRef(0);
-  useEffect(() => () => clearTimeout(timer.current), []);
-  const typed = useRef({});
-  const put = (name, value) => {
-    typed.current[name] = value.trim();
-    clearTimeout(timer.current);
-    replaceHash(historyHash({ ...route.value.historyFilters, ...typed.current }));
-    typed.current = {};
-  };
-  const onType = (name) => (event) => {
-    const { value } = event.target;
-    typed.current[name] = value.trim(); // one may type in another field before this one is asked for
-    clearTimeout(timer.current);
-    timer.current = setTimeout(() => put(name, value), TYPED_MS);
-  };
-  const field = (name, text) => html`
-    <label class="search"><span class="sr">${text}</span>
-      <input type="search" name=${name} placeholder=${text} defaultValue=${filters[name] ?? ""} onInput=${onType(name)} /></label>`;
+  const { put, field } = useFilters(filters, (typed) => replaceHash(historyHash({ ...route.value.historyFilters, ...typed })));
   const time = (name) => html`
     <label class="time"><span>${name}</span>
       <input type="datetime-local" step="1" value=${localTime(filters[name])} data-set=${filters[name] ? "yes" : undefined}

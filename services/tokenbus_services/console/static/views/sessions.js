@@ -1,15 +1,15 @@
 // Sessions by their last event, found by words, tenant, metadata and age.
 
 import { get } from "../lib/api.js";
+import { useFilters } from "../lib/filters.js";
 import { age, count, plural } from "../lib/format.js";
-import { html, useEffect, useRef, useState } from "../lib/html.js";
+import { html, useEffect, useState } from "../lib/html.js";
 import { sessionHash, sessionsHash } from "../lib/route.js";
 import { oneLine } from "../lib/safe_text.js";
 import { replaceHash, roles, route, session } from "../lib/store.js";
 import { useTitle } from "../lib/title.js";
 
 const EVERY_MS = 3000;
-const TYPED_MS = 250;
 const AGES = [["", "any age"], ["3600", "quiet for an hour"], ["86400", "quiet for a day"], ["604800", "quiet for a week"]];
 
 export function Sessions() {
@@ -87,24 +87,7 @@ function Line({ row, now }) {
 }
 
 function Filters({ filters }) {
-  const timer = useRef(0);
-  useEffect(() => () => clearTimeout(timer.current), []);
-  const typed = useRef({});
-  const put = (name, value) => {
-    typed.current[name] = value.trim();
-    clearTimeout(timer.current);
-    replaceHash(sessionsHash({ ...route.value.sessionFilters, ...typed.current }));
-    typed.current = {};
-  };
-  const onType = (name) => (event) => {
-    const { value } = event.target;
-    typed.current[name] = value.trim(); // one may type in another field before this one is asked for
-    clearTimeout(timer.current);
-    timer.current = setTimeout(() => put(name, value), TYPED_MS);
-  };
-  const field = (name, text) => html`
-    <label class="search"><span class="sr">${text}</span>
-      <input type="search" name=${name} placeholder=${text} defaultValue=${filters[name] ?? ""} onInput=${onType(name)} /></label>`;
+  const { put, field } = useFilters(filters, (typed) => replaceHash(sessionsHash({ ...route.value.sessionFilters, ...typed })));
   return html`
     <div class="filters" role="search">
       ${field("words", roles.value.has("see_content") ? "Words of name, first message, metadata" : "Words of the name")}
