@@ -253,7 +253,8 @@ def main() -> None:
     services = (app_module(service) for service in SERVICES)
     commands = ("tokenbus_services.cli.main", "tokenbus_services.cli.worker")
     listener = next((word for word in sys.argv if word.startswith(_LISTEN)), "")
-    for module in (*commands, *services, "uvloop", "mcp", *(word for word in sys.argv[1:] if word != listener)):
+    at_start = ("uvloop", "anyio._backends._asyncio", "mcp")
+    for module in (*commands, *services, *at_start, *(word for word in sys.argv[1:] if word != listener)):
         importlib.import_module(module)
     assert threading.active_count() == 1, f"a fork would lose threads: {threading.enumerate()}"
     if listener:

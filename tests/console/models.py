@@ -18,7 +18,7 @@ output = 15.0
 roles_without_keys = ["see_runs", "see_content", "act", "decide", "admin"]
 [tools.weather]
 kind = "python"
-call = "tokenbus_services.mock_provider.demo:weather"
+call = "tokenbus_services.weather:weather"
 [tools.gate]
 kind = "python"
 call = "tests.console.gates:wait"

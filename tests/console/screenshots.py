@@ -22,7 +22,7 @@ output = 15.0
 roles_without_keys = ["see_runs", "see_content", "act", "admin"]
 [tools.weather]
 kind = "python"
-call = "tokenbus_services.mock_provider.demo:weather"
+call = "tokenbus_services.weather:weather"
 """
 MODELS = (
     ("anthropic", "claude-sonnet-4-6"),

@@ -29,7 +29,7 @@ sample = 1.0
 finished_run_s = 4
 [tools.weather]
 kind = "python"
-call = "tokenbus_services.mock_provider.demo:weather"
+call = "tokenbus_services.weather:weather"
 """
 
 

@@ -18,7 +18,8 @@ from tests.waiting import eventually, eventually_sync
 from tokenbus.bus.keys import DATA_FIELD, Keys
 from tokenbus.bus.server.server import Server
 from tokenbus_services.mock_provider import Reply
-from tokenbus_services.mock_provider.demo import DEMO_MODEL, DEMO_PROMPT, demo_scripts, weather
+from tokenbus_services.mock_provider.demo import DEMO_MODEL, DEMO_PROMPT, demo_scripts
+from tokenbus_services.weather import weather
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]  # the first of them builds the image
 

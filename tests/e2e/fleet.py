@@ -139,7 +139,7 @@ data_dir = "{directory}"
 {"".join(provider_table(api, api, provider_url) for api in BASE_PATHS)}
 [tools.weather]
 kind = "python"
-call = "tokenbus_services.mock_provider.demo:weather"
+call = "tokenbus_services.weather:weather"
 {toml}
 """
         )

@@ -31,9 +31,10 @@ from tokenbus_services.cli.service_registry import services_of
 from tokenbus_services.cli.signals import stop_on_signal
 from tokenbus_services.cli.up.command import StartTable
 from tokenbus_services.cli.up.supervisor import Child, ChildGone, ChildrenSlow, Supervisor, Watcher, WorkerSlot
-from tokenbus_services.mock_provider.demo import DEMO_MODEL, DEMO_PROMPT, WEATHER_DESCRIPTION, WEATHER_PARAMETERS
+from tokenbus_services.mock_provider.demo import DEMO_MODEL, DEMO_PROMPT
 from tokenbus_services.process.embedded_server import EmbeddedServer, free_port
 from tokenbus_services.settings import Settings, StageSettings
+from tokenbus_services.weather import WEATHER_DESCRIPTION, WEATHER_PARAMETERS
 
 START_S = 60.0
 STOP_GRACE_S = StageSettings().drain_s + 10.0

@@ -18,6 +18,7 @@ from tokenbus_services.settings import (
     PythonTool,
     Settings,
 )
+from tokenbus_services.weather import WEATHER_DESCRIPTION, WEATHER_PARAMETERS, WEATHER_TOOL
 
 NAME = "mock-provider"
 _APIS: tuple[ApiName, ...] = ("anthropic", "openai-chat", "openai-responses", "gemini", "gemini-interactions")
@@ -45,9 +46,9 @@ def with_mock(settings: Settings, url: str) -> Settings:
     from tokenbus_services.mock_provider import demo
 
     weather = PythonTool(
-        call=f"{demo.__name__}:{demo.WEATHER_TOOL}",
-        description=demo.WEATHER_DESCRIPTION,
-        parameters=demo.WEATHER_PARAMETERS,
+        call="tokenbus_services.weather:weather",
+        description=WEATHER_DESCRIPTION,
+        parameters=WEATHER_PARAMETERS,
     )
     providers = {
         name: ProviderSettings(api=api, base_url=f"{url}{path}", api_key_env="")
@@ -58,7 +59,7 @@ def with_mock(settings: Settings, url: str) -> Settings:
         with_console(settings),
         gateway=settings.gateway or listed,
         providers={**providers, **settings.providers},
-        tools={demo.WEATHER_TOOL: weather, **settings.tools},
+        tools={WEATHER_TOOL: weather, **settings.tools},
     )
 
 
@@ -71,13 +72,6 @@ def with_console(settings: Settings) -> Settings:
         gateway=settings.gateway or GatewaySettings(),
         console=settings.console or ConsoleSettings(roles_without_keys=CONSOLE_ROLES),
     )
-
-
-def tool_name() -> str:
-    """The tool that `up --mock` adds."""
-    from tokenbus_services.mock_provider import demo
-
-    return demo.WEATHER_TOOL
 
 
 def completed(options: Mapping[str, str | int]) -> dict[str, str | int]:
@@ -98,6 +92,6 @@ def demo_request() -> dict[str, object]:
         "provider": PROVIDER,
         "model": demo.DEMO_MODEL,
         "messages": [{"role": "user", "content": demo.DEMO_PROMPT}],
-        "tools": [{"name": demo.WEATHER_TOOL}],
+        "tools": [{"name": WEATHER_TOOL}],
         "thinking": {"budget_tokens": 1024},
     }

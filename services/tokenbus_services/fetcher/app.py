@@ -7,11 +7,12 @@ from collections.abc import Callable
 from faststream.asgi import AsgiFastStream
 from prometheus_client import Gauge
 
+from tokenbus.events.requests import Request
 from tokenbus_services.fetcher.limits.wait_queue import AdmissionMetrics
 from tokenbus_services.fetcher.service import FetcherService
 from tokenbus_services.fetcher.uploads.plan import UploadMetrics
 from tokenbus_services.runtime.app.faststream_source import attach
-from tokenbus_services.runtime.app.service_app import make_app, request_payload
+from tokenbus_services.runtime.app.service_app import make_app
 from tokenbus_services.runtime.worker_core import WorkerCore
 from tokenbus_services.settings import Settings
 
@@ -36,7 +37,7 @@ def fetcher(core: WorkerCore, *, prefers: Callable[[int], bool] | None = None) -
         read=service.read_requests,
         handle=service.accept_requests,
         liveness=service.liveness,
-        payload=request_payload(),
+        payload=Request,
     )
     attach(
         broker,

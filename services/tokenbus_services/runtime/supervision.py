@@ -182,7 +182,7 @@ class LoopWatch:
         libc = ctypes.CDLL(None)
         libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
         libc.signal(EXIT_STUCK, ctypes.cast(libc._exit, ctypes.c_void_p))
-        fields = json.dumps(structlog.contextvars.get_contextvars(), default=str)
+        fields = json.dumps(structlog.contextvars.get_contextvars(), default=str)[1:-1]
         page = _shared_file()
         try:
             os.truncate(page, mmap.PAGESIZE)

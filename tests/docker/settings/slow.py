@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tokenbus_services.mock_provider.demo import weather as known
+from tokenbus_services.weather import weather as known
 
 
 async def weather(city: str) -> dict[str, object]:

@@ -30,7 +30,7 @@ models = ["anthropic/text"]
 house = ["gemini/text", "anthropic/text"]
 [tools.weather]
 kind = "python"
-call = "tokenbus_services.mock_provider.demo:weather"
+call = "tokenbus_services.weather:weather"
 """
 
 

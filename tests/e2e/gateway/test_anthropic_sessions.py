@@ -24,7 +24,7 @@ SETTINGS = (
     + """
 [tools.weather]
 kind = "python"
-call = "tokenbus_services.mock_provider.demo:weather"
+call = "tokenbus_services.weather:weather"
 [tools.pay]
 kind = "python"
 call = "tests.services.tools.sample_tools:echo"

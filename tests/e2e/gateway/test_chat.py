@@ -26,7 +26,7 @@ keep_alive_s = 0.2
 house = ["anthropic/text", "gemini/text"]
 [tools.weather]
 kind = "python"
-call = "tokenbus_services.mock_provider.demo:weather"
+call = "tokenbus_services.weather:weather"
 """
 
 

@@ -27,7 +27,7 @@ tools = ["weather"]
 models = ["gemini/text"]
 [tools.weather]
 kind = "python"
-call = "tokenbus_services.mock_provider.demo:weather"
+call = "tokenbus_services.weather:weather"
 """
 WEATHER = types.Tool(
     function_declarations=[

@@ -23,7 +23,7 @@ keep_alive_s = 0.2
 early_status_s = 60
 [tools.weather]
 kind = "python"
-call = "tokenbus_services.mock_provider.demo:weather"
+call = "tokenbus_services.weather:weather"
 approval = "always"
 """
 CITY: dict[str, object] = {"city": "Rome"}

@@ -31,7 +31,7 @@ tools = ["weather"]
 keep_alive_s = 0.2
 [tools.weather]
 kind = "python"
-call = "tokenbus_services.mock_provider.demo:weather"
+call = "tokenbus_services.weather:weather"
 """
 TEXT = "one two three"
 GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "gateway-responses.md"

@@ -10,8 +10,9 @@ from jsonschema_rs import validate
 
 from tests.services.mock_provider.requests import MESSAGES, PATHS, post, serving
 from tokenbus_services.mock_provider import Reply, ToolCall
-from tokenbus_services.mock_provider.demo import DEMO_MODEL, WEATHER_PARAMETERS, demo_scripts, weather
+from tokenbus_services.mock_provider.demo import DEMO_MODEL, demo_scripts
 from tokenbus_services.mock_provider.demo.own_tools import named_call
+from tokenbus_services.weather import WEATHER_PARAMETERS, weather
 
 
 @pytest.mark.parametrize("path", PATHS)

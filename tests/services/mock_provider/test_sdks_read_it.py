@@ -13,7 +13,8 @@ import pytest
 from tests.services.mock_provider.requests import CHAT, MESSAGES, RESPONSES, one_turn, post, serving
 from tokenbus.events.usage import Usage
 from tokenbus_services.mock_provider import Delivery, ErrorEvent, Picture, Random, Reply, Script, Status, ToolCall
-from tokenbus_services.mock_provider.demo import DEMO_MODEL, DEMO_PROMPT, demo_scripts, weather
+from tokenbus_services.mock_provider.demo import DEMO_MODEL, DEMO_PROMPT, demo_scripts
+from tokenbus_services.weather import weather
 
 REPLY = Reply(
     thinking="Which city?\nZürich, I think.",

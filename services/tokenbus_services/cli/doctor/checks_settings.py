@@ -40,6 +40,7 @@ from tokenbus_services.settings import (
 )
 from tokenbus_services.settings.file import add_settings_directory_to_path
 from tokenbus_services.tools.executor import ToolRegistry
+from tokenbus_services.weather import WEATHER_TOOL
 
 Env = Mapping[str, str]
 _PLACEHOLDER = "a-value-that-is-not-set-here"
@@ -230,9 +231,7 @@ def _names(settings: Settings) -> Iterator[Finding]:
         models = tuple(model.partition("/")[0] for model in table.models)
         named.append(("gateway.models", "provider", models, providers))
         if not settings.mcp:  # else it may be a tool of a server
-            named.append(
-                ("gateway.tools", "tool", tuple(t for t in table.tools if t != "*"), {*tools, mock.tool_name()})
-            )
+            named.append(("gateway.tools", "tool", tuple(t for t in table.tools if t != "*"), {*tools, WEATHER_TOOL}))
         for key, rules_of_key in table.keys.items():
             named.append((f"gateway.keys.{key}.policies", "policy", rules_of_key.policies, policies))
     for where, what, names, known in named:

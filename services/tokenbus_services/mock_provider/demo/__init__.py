@@ -1,6 +1,6 @@
 """The demo's conversation: thinking, a short text, a tool call, and an answer that uses the tool's result.
 
-One script serves every API; its tool is defined here too. `answer` is used by `tokenbus up --mock`: it plays this
+One script serves every API. `answer` is used by `tokenbus up --mock`: it plays this
 conversation if the request has the tool and asks about the weather. It calls any other tool that the text names, and
 otherwise returns a text.
 """
@@ -16,10 +16,10 @@ from tokenbus_services.mock_provider.demo.own_tools import named_call
 from tokenbus_services.mock_provider.reply import Reply
 from tokenbus_services.mock_provider.request import ModelRequest
 from tokenbus_services.mock_provider.script import Delivery, Script, Turn
+from tokenbus_services.weather import WEATHER_TOOL
 
 DEMO_MODEL = "demo"
 """The model to ask for: the script's name."""
-WEATHER_TOOL = "weather"
 PACE = 40.0
 """Reads per second, at a person's reading speed."""
 STORY_PACE = 8.0
@@ -38,14 +38,6 @@ _STORY = (
     "them when they heard her whistle."
 )
 DEMO_PROMPT = "Do I need an umbrella in Zürich this afternoon?"
-
-WEATHER_DESCRIPTION = "The weather in a city, now and over the next hours."
-WEATHER_PARAMETERS: dict[str, object] = {
-    "type": "object",
-    "properties": {"city": {"type": "string", "description": "Name of the city, as people there write it."}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
 
 
 def demo_scripts() -> list[Script]:
@@ -75,8 +67,3 @@ def answer(request: ModelRequest) -> Turn:
 @cache
 def _conversation() -> Script:
     return demo_scripts()[0]
-
-
-def weather(city: str) -> dict[str, object]:
-    """The demo's tool, with fixed weather."""
-    return {"city": city, "sky": "light rain", "celsius": 14, "wind_kmh": 11, "dry_from": "18:00"}

@@ -28,6 +28,7 @@ from redis.exceptions import RedisError
 
 from tokenbus.bus.liveness import Liveness, beat
 from tokenbus.bus.server.retry import Defects
+from tokenbus.events.schemas import standalone
 from tokenbus.faststream_internals import CallsCollection, Registrator
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ LONGEST_PAUSE_S = 0.5
 class _Specification(StreamSubscriberSpecification):
     """The specification of a subscriber; documents ``payload`` if it is given."""
 
-    def __init__(self, outer: Any, about: Any, calls: Any, stream: StreamSub, payload: dict[str, Any] | None) -> None:
+    def __init__(self, outer: Any, about: Any, calls: Any, stream: StreamSub, payload: Any) -> None:
         super().__init__(outer, about, calls, stream)
         self._payload = payload
 
@@ -57,7 +58,7 @@ class _Specification(StreamSubscriberSpecification):
         if self._payload is None:
             return super().get_payloads()
         title = self.config.title_ or self.call_name
-        return [({**self._payload, "title": f"{title}:Message:Payload"}, title.title())]
+        return [({**standalone(self._payload), "title": f"{title}:Message:Payload"}, title.title())]
 
 
 class SourceSubscriber(StreamBatchSubscriber):
@@ -75,7 +76,7 @@ class SourceSubscriber(StreamBatchSubscriber):
         read: Read[Any],
         stretch_s: float,
         liveness: Liveness,
-        payload: dict[str, Any] | None,
+        payload: Any,
     ) -> None:
         outer = cast("RedisBrokerConfig", broker.config)
         config = RedisSubscriberConfig(
@@ -183,12 +184,12 @@ def attach(
     handle: Callable[[T], Awaitable[None]],
     liveness: Liveness,
     stretch_s: float = 0.0,
-    payload: dict[str, Any] | None = None,
+    payload: Any = None,
 ) -> None:
     """Let ``handle`` process what ``read`` returns, as a FastStream handler of ``stream`` on the AsyncAPI page.
 
     Both call `beat` while they wait. Deliveries within one stretch, up to ``stretch_s`` long, are one message to
-    FastStream, its middlewares and its metrics. ``payload``: the JSON Schema of an entry, for the AsyncAPI page.
+    FastStream, its middlewares and its metrics. ``payload``: the type of an entry, for the AsyncAPI page.
     """
     subscriber = SourceSubscriber(
         broker,

@@ -10,6 +10,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Protocol
 from uuid import uuid4
@@ -23,7 +24,6 @@ from faststream.redis.prometheus import RedisPrometheusMiddleware
 from faststream.specification import AsyncAPI
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.process_collector import ProcessCollector
-from pydantic import WithJsonSchema
 from redis.exceptions import RedisError
 
 from tokenbus import __version__
@@ -32,7 +32,6 @@ from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import ServerUrl, parse_url
 from tokenbus.bus.server.url import plain_url
 from tokenbus.events.public import BlockEvent, Chunk, RunEvent, ToolProgress
-from tokenbus.events.requests import Request
 from tokenbus.events.schemas import standalone
 from tokenbus_services.runtime.metrics import PassedOver
 from tokenbus_services.runtime.supervision import WorkerSupervisor
@@ -115,7 +114,7 @@ def declare_topics(broker: RedisBroker, settings: Settings, topics: Sequence[Pub
             stream=StreamSub(f"{settings.prefix}:{{n}}:{topic}"),
             title=topic,
             description=f"Public topic `{topic}`: JSON objects in `__data__`, one stream for each partition n.",
-            schema=payload(topic),
+            schema=Annotated[dict[str, Any], _Payload(_EVENTS[topic])],
         )
 
 
@@ -199,16 +198,18 @@ _EVENTS: dict[PublicTopic, Any] = {
 }
 
 
-def payload(topic: PublicTopic) -> Any:
-    """Return a type for FastStream with the JSON Schema of the topic's events. The schema contains no references,
-    because pydantic only accepts its own definitions.
+@dataclass(frozen=True)
+class _Payload:
+    """An annotation that gives pydantic the JSON Schema of msgspec types. It is made when the page is asked for: that
+    takes longer than all else that an app's creation does.
+
+    The schema contains no references, because pydantic only accepts its own definitions.
     """
-    return Annotated[dict[str, Any], WithJsonSchema(standalone(_EVENTS[topic]))]
 
+    types: Any
 
-def request_payload() -> dict[str, Any]:
-    """Return the JSON Schema of the inbound stream's entries."""
-    return standalone(Request)
+    def __get_pydantic_json_schema__(self, core_schema: object, handler: object) -> dict[str, Any]:
+        return standalone(self.types)
 
 
 # FastStream's own document page loads scripts from other hosts and also serves ``POST /asyncapi/try``, which wraps a

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tokenbus.policy import StreamContext, StreamState
-from tokenbus_services.mock_provider.demo import weather
+from tokenbus_services.weather import weather
 
 __all__ = ["shout", "weather"]
 

@@ -10,8 +10,8 @@ import pytest
 from tokenbus.errors import SettingsError
 from tokenbus.providers import registry
 from tokenbus_services.cli.demo import MODELS, environment, plan_for, request_of, settings_text
-from tokenbus_services.mock_provider.demo import WEATHER_PARAMETERS
 from tokenbus_services.settings import PythonTool, read_file
+from tokenbus_services.weather import WEATHER_PARAMETERS
 
 
 def test_without_a_provider_no_key_is_needed():
