@@ -1,7 +1,7 @@
 """Bounds in bytes of what a partition keeps: of each of its topics, and of its ended runs together, oldest first.
 
 A topic's memory is what the server says of its stream. An ended run's is measured once, when it is first seen on the
-list of ended runs: its log and its hash do not grow any more.
+list of ended runs: its log and its hash do not grow any more, and the order of its tree hardly does.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class PartitionBytes:
                 break
             some = [self._runs.popleft() for _ in range(min(FORGOTTEN, len(self._runs)))]
             names = [one.run for one in some]
-            keys = [(self._keys.run(run), self._keys.log(run)) for run in names]
+            keys = [self._keys.kept_of(run) for run in names]
             count = await run_script(
                 self._server, forget(self._ended_runs, keys, runs=names, held_after=now_ms - hold_ms)
             )
@@ -108,11 +108,11 @@ class PartitionBytes:
         fresh = [(run, ended) for run, ended in fresh if session_run(run) is None]
         pipe = client.pipeline(transaction=False)
         for run, _ in fresh:
-            pipe.memory_usage(self._keys.run(run))
-            pipe.memory_usage(self._keys.log(run))
+            for key in self._keys.kept_of(run):
+                pipe.memory_usage(key)
         sizes: list[Any] = [checked(reply) for reply in await pipe.execute(raise_on_error=False)] if fresh else []
-        for (run, ended), of_hash, of_log in zip(fresh, sizes[0::2], sizes[1::2], strict=True):
-            size = (of_hash or 0) + (of_log or 0)
+        for (run, ended), *of_keys in zip(fresh, sizes[0::3], sizes[1::3], sizes[2::3], strict=True):
+            size = sum(each or 0 for each in of_keys)
             self._runs.append(_Run(ended, run, size))
             self.total += size
 

@@ -137,6 +137,7 @@ class EffectWriter:
         self._close_attempt(s.run, s.turn, s.attempt, f"the run is {status}", commit)
         commit.put(run_key, STATUS, status, RESULT, last, *_summary(s, end))
         self._list_ended(s, commit)
+        self._give_up_questions(s, commit)
         self._end_in_tree(s, commit)
         of_session = session_run(s.run)
         self._lifetimes.end(commit, *self._kept(s), of_session=of_session is not None)
@@ -146,6 +147,15 @@ class EffectWriter:
             self._lifetimes.end(commit, self._keys.tape(s.run))
         if s.accepted.record or s.accepted.archive:
             commit.append(self._records, [s.run, status])
+
+    def _give_up_questions(self, s: RunState, commit: Commit) -> None:
+        """Tell the tools whose question is open, and which left something with it, that nobody will answer."""
+        for p in s.calls:
+            if p.state and p.wait and p.wait.what == "answer" and not p.wait.held:
+                call = p.runs
+                work = ToolWork(s.run, s.turn, s.attempt, p.call.block, call.tool_id, call.name, "", state=p.state)
+                left = msgspec.structs.replace(work, given_up=True)
+                commit.append(self._tools, [s.run, handed_out(s, left)])
 
     def _end_in_tree(self, s: RunState, commit: Commit) -> None:
         """Cancel the run's children, and ask for its own result if a call waits for it."""

@@ -244,7 +244,7 @@ class RoomKeeper:
         gone = 0
         if runs:
             assert ended_runs
-            names = [(place.keys.run(run), place.keys.log(run)) for run in runs]
+            names = [place.keys.kept_of(run) for run in runs]
             held_after = self._server.clock.now_ms() - self._hold_ms
             gone = await run_script(self._server, forget(ended_runs, names, runs=runs, held_after=held_after))
             place.stay += len(runs) - gone

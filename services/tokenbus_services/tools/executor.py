@@ -152,6 +152,12 @@ class ToolExecutor:
         _log.info("tool_called", run=call.run, turn=call.turn, block=call.block, tool=call.name, kind=kind, ms=elapsed)
         return outcome
 
+    async def give_up(self, call: ToolCall) -> None:
+        """End what goes on elsewhere of a call whose question nobody will answer."""
+        if self.mcp:  # no other tool leaves anything with a question
+            await self.mcp.started(call.name)
+            await self.mcp.give_up(call)
+
     def arguments(self, call: ToolCall) -> dict[str, object]:
         """The call's arguments, as its tool takes them. Raises ToolFailure."""
         if (declared := self._registry.get(call.name)) is None:

@@ -149,6 +149,9 @@ class ToolService:
             if work.child:
                 await self._look_at_child(work, item.deliveries)
                 continue
+            if work.given_up:
+                await self._executor.give_up(self._call(work))
+                continue
             if work.durable:
                 await self._replicated(work)
             if (item.deliveries > 1 or work.durable) and not await _TaskOf(self._server, self._keys, work).is_wanted():

@@ -337,6 +337,10 @@ class Keys:
         """Stream: the order of the events of this run and of all child runs below it (`TreeEntry`)."""
         return f"{self.prefix}:{{{self.partition_of(root)}}}:log:tree/{root}"
 
+    def kept_of(self, run: str) -> tuple[str, str, str]:
+        """The hash and the log of a run, and the order of the tree whose root it is: what stays after its end."""
+        return self.run(run), self.log(run), self.tree(run)
+
     def session(self, ref: str) -> str:
         """Hash: the session's configuration and counters. Its log is named as a run's: `log`."""
         return f"{self.prefix}:{{{self.partition_of(ref)}}}:session:{ref}"

@@ -327,6 +327,8 @@ class ToolWork(msgspec.Struct, frozen=True, array_like=True):
     """The child run that the call begins. Without a ``name`` that run has ended, and its result is asked for."""
     durable: bool = False
     """It runs once all before it is replicated."""
+    given_up: bool = False
+    """Its run has ended, and nobody answers its question: its tool ends what goes on elsewhere, as ``state`` says."""
 
 
 class Control(msgspec.Struct, frozen=True, array_like=True):

@@ -251,15 +251,18 @@ timeout_s = 300
         call = ToolCall(name=f"here__{tool}", arguments={"word": word})
         return Script(name=word, turns=(Turn(says=Reply(tool_calls=(call,))), Turn(says=Reply(text="Done."))))
 
-    words = ("kept", "cancelled", "asks")
+    words = ("kept", "cancelled", "asks", "unanswered")
+    kinds = dict(zip(words, ("report", "report", "book", "book"), strict=True))
+    made = tuple(ToolCall(name=f"here__{tool}", arguments={"word": "overdue"}) for tool in ("report", "book"))
+    both = Script(name="overdue", turns=(Turn(says=Reply(tool_calls=made)),))
     async with (
-        MockProvider([says("kept"), says("cancelled"), says("asks", "book")]) as provider,
+        MockProvider([*(says(word, kinds[word]) for word in words), both]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS, settings) as workers,
         Client(server_url, prefix=keys.prefix) as bus,
     ):
         tools = [{"name": "here__report"}, {"name": "here__book"}]
         runs = {word: await send(word, tools=tools) for word in words}
-        await eventually(lambda: waits(server, keys, [runs["asks"]]), timeout=60)
+        await eventually(lambda: waits(server, keys, [runs[word] for word in words[2:]]), timeout=60)
 
         async def works(word: str) -> bool:
             return any(event["type"] == "tool_progress" for event in await log_of(server.client, keys, runs[word]))
@@ -271,6 +274,11 @@ timeout_s = 300
         await eventually(lambda: "asked" in lines()[asked:], timeout=60)
         await bus.cancel(runs["cancelled"], reason="enough")
         await eventually(lambda: "cancelled" in lines(), timeout=60)
+        await bus.cancel(runs["unanswered"], reason="enough")
+        await eventually(lambda: lines().count("cancelled") == 2, timeout=60)
+        overdue = await send("overdue", tools=tools, deadline_s=10)
+        await eventually(lambda: waits(server, keys, [overdue]), timeout=60)
+        await eventually(lambda: lines().count("cancelled") == 4, timeout=60)  # one of them asks, and one works
         for text, seat in (("Which seat?", "12A"), ("Sure?", "yes")):
 
             async def is_asked(text: str = text) -> bool:
@@ -283,9 +291,10 @@ timeout_s = 300
             file.write("go kept\n")
         logs: Any = await ended(server.client, keys, list(runs.values()))
     called = [line for line in lines() if line.startswith("called")]
-    assert sorted(called) == ["called book asks", "called report cancelled", "called report kept"], "each once"
+    expected = [f"called {kinds[word]} {word}" for word in words]
+    assert sorted(called) == sorted([*expected, "called book overdue", "called report overdue"]), "each once"
     for word, content in (("kept", "kept"), ("asks", "12A, accept")):
         judge.check(logs[runs[word]])
         (result,) = [e for e in logs[runs[word]] if e["type"] == "block_complete" and e["kind"] == "tool_result"]
         assert (result["content"], result.get("is_error")) == (content, None)
-    assert logs[runs["cancelled"]][-1]["type"] == "cancelled"
+    assert [logs[runs[word]][-1]["type"] for word in ("cancelled", "unanswered")] == ["cancelled"] * 2

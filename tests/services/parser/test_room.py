@@ -56,6 +56,7 @@ async def put_run(server: Server, run: str, *, age_ms: int, **fields: str) -> No
     keys = KEYS.within(0)
     await server.client.hset(keys.run(run), mapping={"status": "completed", "d": bytes(BYTES), **fields})
     await server.client.xadd(keys.log(run), {"d": "x"})
+    await server.client.xadd(keys.tree(run), {run: "0-0 0"})
     await server.client.zadd(keys.ended_runs(0), {run: server.clock.now_ms() - age_ms})
 
 
@@ -84,7 +85,7 @@ async def test_a_run_stays_until_its_record_was_taken_and_others_go_before_it(
     keep, keys = keeper(server, [0]), KEYS.within(0)
 
     async def left() -> set[str]:
-        return {run for run in (*recorded, *plain) if await server.client.exists(keys.run(run))}
+        return {run for run in (*recorded, *plain) if await server.client.exists(*keys.kept_of(run))}
 
     await keep.look()
     assert await left() == {*recorded}
@@ -223,7 +224,7 @@ async def test_ended_runs_keep_to_their_bytes_the_oldest_go_and_what_is_to_be_ar
         held = {ARCHIVE: "1", ENDED_AT: str(now - age_ms)} if n < 2 else {}
         await put_run(server, run, age_ms=age_ms, **held)
     await put_run(server, "s.0a.0b.1", age_ms=40_000)  # of a session: its history
-    size = await server.client.memory_usage(keys.run("run5")) + await server.client.memory_usage(keys.log("run5"))
+    size = sum([await server.client.memory_usage(key) for key in keys.kept_of("run5")])
     bounds = keeper(server, [0], ended_bytes=12 * size, archive=ArchiveSettings(hold_s=60))
     monkeypatch.setattr(byte_bounds, "FORGOTTEN", 1)
     for _ in range(2):  # a look takes eight steps at most
@@ -236,4 +237,4 @@ async def test_ended_runs_keep_to_their_bytes_the_oldest_go_and_what_is_to_be_ar
     await bounds.look()
     assert await server.client.exists(keys.run("new"))
     await keeper(server, [0], ended_bytes=5 * size, archive=ArchiveSettings(hold_s=10)).look()
-    assert not await server.client.exists(keys.run("run0"))
+    assert not await server.client.exists(*keys.kept_of("run0"))

@@ -115,6 +115,12 @@ class McpServers:
                 for server in waiting:
                     await server.tried.wait()
 
+    async def give_up(self, call: ToolCall) -> None:
+        """Cancel the task that a call has become, if its server has the tool and can be reached. Does not raise."""
+        declared = self.get(call.name)
+        if declared and isinstance(declared.tool, McpTool):
+            await declared.tool.give_up(call)
+
     async def aclose(self) -> None:
         """Close all connections and child processes."""
         for _ in range(2):  # the second time for a connection that waits for its server to close
@@ -169,6 +175,11 @@ class McpTool:
             responses, state = None, asked.state  # it is not ready, and asks nobody
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_AGAIN_S)
+
+    async def give_up(self, call: ToolCall) -> None:
+        """Cancel the task that the call has become, if it has."""
+        if task := msgspec.json.decode(call.state, type=Round).task:
+            await self._server.cancel_task(call.name, task)
 
 
 def _prefix(name: str, prefixes: Mapping[str, str]) -> str:

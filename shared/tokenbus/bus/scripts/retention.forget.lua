@@ -2,7 +2,7 @@
 -- be archived, if it ended at `held_after` or later, and one of a session, whose history it is.
 -- KEYS
 --   ended_runs  sorted set rw
---   keys...  hash rw + stream w  of each run: its hash and its log
+--   keys...  hash rw + stream w + stream w  of each run: its hash, its log and the order of its tree
 -- ARGV
 --   held_after
 --   runs...
@@ -13,7 +13,7 @@
 local ended = {completed = true, incomplete = true, failed = true, cancelled = true}
 local gone = 0
 for i = runs_at, #ARGV do
-  local k = keys_at + 2 * (i - runs_at)
+  local k = keys_at + 3 * (i - runs_at)
   local status = redis.pcall('HGET', KEYS[k], 'status')
   local is_ended = type(status) == 'string' and ended[status]
   local of_session = string.find(ARGV[i], '^s%.%x+%.%x+%.%d+$')
@@ -22,7 +22,7 @@ for i = runs_at, #ARGV do
     held = tonumber(redis.call('HGET', KEYS[k], ENDED_AT) or 0) >= tonumber(held_after)
   end
   if not held then
-    if is_ended then redis.call('UNLINK', KEYS[k], KEYS[k + 1]) end
+    if is_ended then redis.call('UNLINK', KEYS[k], KEYS[k + 1], KEYS[k + 2]) end
     redis.pcall('ZREM', ended_runs, ARGV[i])
     gone = gone + 1
   end

@@ -16,12 +16,14 @@ def memory(key: str, *, share: float, most: int) -> ScriptCall:
     ...
 
 
-def forget(ended_runs: str, keys: Sequence[tuple[str, str]], *, runs: Sequence[str], held_after: int = 0) -> ScriptCall:
-    """Delete runs that have ended. ``keys``: the hash and the log of each. Reply: how many do not stay. A run that is
-    open again, and one whose keys are gone, is only taken off the list. One that is to be recorded stays, and one that
-    is to be archived, unless it ended before ``held_after`` (in ms of the server's clock).
+def forget(
+    ended_runs: str, keys: Sequence[tuple[str, str, str]], *, runs: Sequence[str], held_after: int = 0
+) -> ScriptCall:
+    """Delete runs that have ended. ``keys``: what is kept of each (`Keys.kept_of`). Reply: how many do not stay. A run
+    that is open again, and one whose keys are gone, is only taken off the list. One that is to be recorded stays, and
+    one that is to be archived, unless it ended before ``held_after`` (in ms of the server's clock).
     """
-    return _forget(ended_runs, [key for pair in keys for key in pair], held_after=held_after, runs=runs)
+    return _forget(ended_runs, [key for of_run in keys for key in of_run], held_after=held_after, runs=runs)
 
 
 @script(RECORD=RECORD, ARCHIVE=ARCHIVE, ENDED_AT=ENDED_AT)

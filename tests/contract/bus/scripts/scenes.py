@@ -532,7 +532,7 @@ def _lose_attempt(w: World) -> ScriptCall:
 
 def _forget(w: World) -> ScriptCall:
     runs = [w.ended, w.run]
-    keys = [(w.keys.run(run), w.keys.log(run)) for run in runs]
+    keys = [w.keys.kept_of(run) for run in runs]
     return retention.forget(w.keys.ended_runs(0), keys, runs=runs)
 
 
