@@ -33,7 +33,11 @@ SHOWN: dict[str, tuple[str, ...]] = {
         "gateway: CPU a chunk, *",
         "gateway: memory of an idle stream, *",
     ),
-    "sessions": ("session: message to first chunk p50; *", "session: memory at the server of *"),
+    "sessions": (
+        "session: CPU of services and server for a chunk *",
+        "session: * to first chunk p50; *",
+        "session: memory at the server of *",
+    ),
     "disconnect": ("disconnect to the provider's socket, *, p99",),
     "hands": ("connections of *", "memory of a follower, *", "a test with *"),
 }

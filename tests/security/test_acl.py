@@ -88,6 +88,7 @@ TOOL_SCRIPT = Script(
 )
 
 
+OF_SESSIONS = ["sessions.append", "sessions.refuse", "sessions.remember", "sessions.read_history"]
 AWAY = '[webhooks.away]\nurl = "http://127.0.0.1:1/"\nsecret_env = "HOOK"\nevery_run = true\nallow_private = true\n'
 HOOK = "whsec_bm90IGEgc2VjcmV0IG9mIGFueWJvZHkgYXQgYWxs"
 PASSES = '[policies.passes]\nuse = "tokenbus.policy:StreamProcessor"\n'
@@ -281,12 +282,13 @@ async def test_the_parser_makes_the_index_of_runs_whole(guarded: Guarded, script
 @pytest.mark.parametrize(
     ("user", "names"),
     [
-        ("fetcher", ["sessions.append", "sessions.refuse", "sessions.remember", "waits.decide", "waits.refuse"]),
+        ("fetcher", [*OF_SESSIONS, "waits.decide", "waits.refuse"]),
         ("parser", ["commit"]),
-        ("pipeline", ["sessions.append", "sessions.refuse", "sessions.remember", "waits.decide", "commit"]),
+        ("pipeline", [*OF_SESSIONS, "waits.decide", "commit"]),
+        *((user, ["sessions.read_history"]) for user in ("publisher", "subscriber", "gateway", "operator")),
     ],
 )
-async def test_users_may_write_to_sessions_and_decide_what_is_waited_for(
+async def test_users_may_read_and_write_sessions_and_decide_what_is_waited_for(
     guarded: Guarded, scripts: Command, user: str, names: list[str]
 ) -> None:
     async with Server(f"redis://127.0.0.1:{guarded.port}") as admin, Server(guarded.url(user)) as server:

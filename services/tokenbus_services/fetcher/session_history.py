@@ -21,10 +21,12 @@ from tokenbus.bus.server.server import Server
 from tokenbus.client.sessions.history import (
     MOST_BYTES,
     History,
+    Page,
     Steers,
     Summary,
     history_before,
     messages_in_log,
+    newest_pieces,
 )
 from tokenbus.core.request.bounds import tenant_of
 from tokenbus.events.requests import Generate, HistoryBound, Message
@@ -78,10 +80,16 @@ class SessionHistory:
         self._sleep = sleep
         self._keep_blobs = keep
 
-    async def before(self, request: Generate, of: SessionRun, bound: HistoryBound | None) -> InSession:
+    async def newest(self, of: SessionRun) -> Page:
+        """What `before` needs first; it may be read together with the run."""
+        return await retry_until_available(
+            self._server, lambda: newest_pieces(self._server, self._keys, of), what="history of a session"
+        )
+
+    async def before(self, request: Generate, of: SessionRun, bound: HistoryBound | None, newest: Page) -> InSession:
         """The request with the history of its session, what steers the run, and notes on what was left out."""
         tokens = bound.tokens if bound else None
-        found = await self._read(request, of, tokens)
+        found = await self._read(request, of, tokens, newest)
         await self._keep_blobs(found.messages)
         own = found.own or request.messages
         whole = msgspec.structs.replace(request, messages=[*found.messages, *own])
@@ -138,13 +146,13 @@ class SessionHistory:
         )
         await retry_until_available(self._server, lambda: run_script(self._server, call), what="summary of a session")
 
-    async def _read(self, request: Generate, of: SessionRun, tokens: int | None) -> History:
+    async def _read(self, request: Generate, of: SessionRun, tokens: int | None, newest: Page | None = None) -> History:
         def count(messages: Sequence[Message]) -> int:
             return estimated_input(msgspec.structs.replace(request, system=None, tools=[], messages=list(messages)))
 
         return await retry_until_available(
             self._server,
-            lambda: history_before(self._server, self._keys, of, tokens=tokens, count=count, keep=True),
+            lambda: history_before(self._server, self._keys, of, tokens=tokens, count=count, keep=True, newest=newest),
             what="history of a session",
         )
 

@@ -196,20 +196,22 @@ class TurnAdmission:
         """Read the turn from the run's hash; None if the attempt is over."""
         key = self._keys.run(run)
         more = [REQUEST, DEADLINE, JOB, HISTORY_BOUND, so_far_field(work.attempt), *history_fields(work.turn)]
+        of = session_run(run)
         async with holding(self._looking_up.of(run)):
-            record = await retry_until_available(
+            reading = retry_until_available(
                 self._server,
                 lambda: read_attempt(self._server.client, key, work.attempt, more),
                 what="look-up of a run",
             )
+            record, newest = await asyncio.gather(reading, self._history.newest(of)) if of else (await reading, None)
         stored, deadline_ms, job, bound, so_far, *turns = record.more
         if not record.is_open or stored is None:
             return None
         request = request_for(_request_decoder.decode(stored), work.choice)
         in_session = InSession(request, [])
-        if of := session_run(run):
+        if of and newest:
             async with holding(self._looking_up.of(run)):
-                in_session = await self._history.before(request, of, _bound.decode(bound) if bound else None)
+                in_session = await self._history.before(request, of, _bound.decode(bound) if bound else None, newest)
         history: list[Message] = []
         for n, messages in enumerate([None, *turns]):
             history += history_decoder.decode(messages) if messages else []

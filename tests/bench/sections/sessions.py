@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable
 from statistics import median
 
 from tests.bench.figures import Figure
@@ -29,7 +30,7 @@ REQUEST = {"provider": PROVIDER, "model": MODEL}
 def measured_sessions() -> list[Figure]:
     """On one stack, in turn."""
     turn = Turn(says=Reply(text="The sky is grey, and it stays dry until the evening. " * 3))
-    answers = Script(turns=(turn,) * (FIRSTS + TURNS))
+    answers = Script(turns=(turn,) * (FIRSTS + 1 + TURNS))
     words = Turn(says=Reply(text=" ".join(f"word{n % 10}" for n in range(WORDS))))
     with running([], scripts={MODEL: answers, LONG: Script(turns=(words,) * LONG_RUNS)}) as stack:
         return asyncio.run(_measured(stack))
@@ -38,7 +39,12 @@ def measured_sessions() -> list[Figure]:
 async def _measured(stack: Stack) -> list[Figure]:
     port: int = stack.client.connection_pool.connection_kwargs["port"]
     async with Client(f"redis://127.0.0.1:{port}") as bus:
-        return [await _chunk(bus, stack), await _first_chunk(bus), *await _turns(bus, stack), *await _idle(bus, stack)]
+        return [
+            await _chunk(bus, stack),
+            *await _first_chunk(bus),
+            *await _turns(bus, stack),
+            *await _idle(bus, stack),
+        ]
 
 
 async def _chunk(bus: Client, stack: Stack) -> Figure:
@@ -68,33 +74,55 @@ async def _chunk(bus: Client, stack: Stack) -> Figure:
     return Figure(name=name, unit="µs", value=median(costs[0]), bare=median(costs[1]), ratio=median(ratios))
 
 
-async def _first_chunk(bus: Client) -> Figure:
-    """A message to a session without an open run, and a request, in turn; both through the client."""
-    session = bus.session("first-chunk")
-    await session.configure(REQUEST)
+async def _first_chunk(bus: Client) -> list[Figure]:
+    """Through the client, in turn: a message to a session without an open run, and a request that brings the messages
+    that the session has. First each to a new session, then all to one, whose history grows by a turn each time.
+    """
+    known = set[str]()
 
-    async def appended() -> None:
-        await session.send(ASKED)
+    async def first_chunk_ms(asking: Awaitable[object]) -> float:
+        began = time.monotonic()
+        asked = asyncio.ensure_future(asking)
+        async for event in events:
+            if event.run not in known:
+                break
+        took = (time.monotonic() - began) * 1000
+        known.add(event.run)
+        await asked
+        await bus.result(event.run)
+        return took
 
-    async def published() -> None:
-        await bus.publish({**REQUEST, "messages": [{"role": "user", "content": ASKED}]})
-
-    through, plain, known = list[float](), list[float](), set[str]()
+    figures = list[Figure]()
     async with bus.subscribe("visible") as events:
-        for _ in range(FIRSTS):
-            for times, begin in ((plain, published), (through, appended)):
-                began = time.monotonic()
-                asking = asyncio.ensure_future(begin())
-                async for event in events:
-                    if event.run not in known:
-                        break
-                times.append((time.monotonic() - began) * 1000)
-                known.add(event.run)
-                await asking
-                await bus.result(event.run)
-    ratio = median(a / b for a, b in zip(through, plain, strict=True))
-    name = "session: message to first chunk p50; bare: a request"
-    return Figure(name=name, unit="ms", value=median(through), bare=median(plain), ratio=ratio)
+        for what, grows in (("first message", False), (f"message after 1 to {FIRSTS} turns", True)):
+            through, plain = list[float](), list[float]()
+            session = bus.session(f"grows-{grows}")
+            await session.configure(REQUEST)
+            for n in range(FIRSTS + grows):
+                if not grows:
+                    session = bus.session(f"first-{n}")
+                    await session.configure(REQUEST)
+                messages = [*await session.messages(), {"role": "user", "content": ASKED}]
+                of_request = await first_chunk_ms(bus.publish({**REQUEST, "messages": messages}))
+                of_message = await first_chunk_ms(session.send(ASKED))
+                if n or not grows:
+                    plain.append(of_request)
+                    through.append(of_message)
+            ratio = median(a / b for a, b in zip(through, plain, strict=True))
+            name = f"session: {what} to first chunk p50; bare: a request with the same messages"
+            aim = "ratio ≤ 1.1"
+            figures.append(
+                Figure(
+                    name=name,
+                    unit="ms",
+                    value=median(through),
+                    bare=median(plain),
+                    ratio=ratio,
+                    aim=aim,
+                    met=ratio <= 1.1,
+                )
+            )
+    return figures
 
 
 async def _turns(bus: Client, stack: Stack) -> list[Figure]:

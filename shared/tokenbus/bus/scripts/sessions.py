@@ -17,7 +17,7 @@ from tokenbus.bus.scripts.commit import (
 )
 from tokenbus.bus.scripts.runs.accept import RUNS_SHARE
 from tokenbus.bus.scripts.runs.index import LIFETIMES, MOST_FORGOTTEN
-from tokenbus.bus.scripts.script import Arg, ScriptCall, script
+from tokenbus.bus.scripts.script import ALONE, Arg, ScriptCall, script
 
 Kind = Literal["message", "add", "configure", "interrupt", "withdraw", "rewrite", "delete"]
 MOVED = b"moved"
@@ -127,4 +127,12 @@ def refuse(
 @script()
 def remember(session: str, history: str, *, made: str, name: str, messages: bytes) -> ScriptCall:
     """Keep a piece of a session's history. Reply: 0 if the session is gone."""
+    ...
+
+
+@script(weight=ALONE)
+def read_history(
+    history: str, *, before: int, oldest: int, most_runs: int, most_bytes: int, fields: Sequence[str] = ()
+) -> ScriptCall:
+    """Read fields of a session's history, and what the runs before one added to it."""
     ...

@@ -9,7 +9,7 @@ added, as `Client.messages` gives it, with those that steered it. The last is ke
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -25,12 +25,14 @@ from tokenbus.events.requests import Message
 from tokenbus.events.run_messages import CARRIED, messages_of
 from tokenbus.events.sessions import SessionRun, session_run
 
-AT_ONCE = 32
-"""Runs whose pieces are measured at once."""
+AT_ONCE = 256
+"""Runs whose pieces are read or measured at once."""
 MOST_BYTES = 32 * 2**20
 """Of a history, as JSON. No provider takes more in one request, and who reads a history has it in memory."""
 STEP_BYTES = 2**20
-"""Pieces are read with one command up to this size, or one run's, so that no session takes the server for long."""
+"""Pieces are read at once up to this size, or one run's, so that no session takes the server for long."""
+FIRST_BYTES = 2**18
+"""The same for the first of them, before it is known how much is wanted."""
 _PIECES = ("add", "in", "out", "heard", "steer")
 _COUNT = 256
 _messages = msgspec.json.Decoder(list[Message])
@@ -75,6 +77,21 @@ class History(msgspec.Struct, frozen=True):
     """What so many of the first runs added is gone, because a session keeps so much and no more."""
 
 
+class Page(msgspec.Struct, frozen=True, array_like=True):
+    """Fields of a history, and the pieces of some runs; `read_history` replies it."""
+
+    fields: list[bytes | None]
+    pieces: list[bytes | None]
+
+
+async def newest_pieces(server: Server, keys: Keys, of: SessionRun) -> Page:
+    """Read what `history_before` needs first: all that it needs, if it is short. Raises redis-py's errors."""
+    n, key = of.number, keys.within(keys.partition_of(of.id)).of_session(of.ref)[3]
+    names = ["before", "begins_at", f"add:{n}", f"in:{n}", f"steer:{n}", f"add:{n + 1}", "summary", "edits"]
+    call = scripts.read_history(key, before=n, oldest=0, most_runs=AT_ONCE, most_bytes=FIRST_BYTES, fields=names)
+    return msgspec.convert(await run_script(server, call), Page)
+
+
 async def history_before(
     server: Server,
     keys: Keys,
@@ -83,19 +100,19 @@ async def history_before(
     tokens: int | None = None,
     count: Callable[[Sequence[Message]], int] = len,
     keep: bool = False,
+    newest: Page | None = None,
 ) -> History:
     """Read the history before a run, which may be the next one. Of one larger than `MOST_BYTES` the oldest runs are
     left out.
 
     ``tokens``: leave the oldest runs out until the rest has at most so many, as ``count`` counts. ``keep``: for a
-    request: keep pieces that were read from logs, and begin with the summary if there is one. Raises redis-py's
-    errors, and Malformed for a log that is not one.
+    request: keep pieces that were read from logs, and begin with the summary if there is one. ``newest``: what
+    `newest_pieces` has read of the same. Raises redis-py's errors, and Malformed for a log that is not one.
     """
     at = keys.within(keys.partition_of(of.id))  # where a fetcher knows the run to be
-    key = at.of_session(of.ref)[3]
-    n = of.number
-    names = ["before", "begins_at", f"add:{n}", f"in:{n}", f"steer:{n}", f"add:{n + 1}", "summary", "edits"]
-    first: list[bytes | None] = await server.client.hmget(key, names)
+    key, n = at.of_session(of.ref)[3], of.number
+    page = newest or await newest_pieces(server, keys, of)
+    first, pieces = page.fields, page.pieces
     before, added, own, following = (_decoded(piece) for piece in (first[0], first[2], first[3], first[5]))
     begins_at, steers = int(first[1] or 0), _steers.decode(first[4] or b"[]")
     if begins_at > n:
@@ -122,62 +139,37 @@ async def history_before(
         )
 
     newest_first = [added]
-    size, number, room = count(added), n, MOST_BYTES - len(first[2] or b"")
-    while number > begins_at:
-        runs = range(number - 1, max(begins_at, number - AT_ONCE) - 1, -1)
-        async for n, (put, sent, answered, heard, steered) in _pieces(server, key, runs, room):
-            run = SessionRun(of.ref, of.made, n)
+    size, room = count(added), MOST_BYTES - len(first[2] or b"")
+    while n > begins_at:
+        if not pieces:
+            call = scripts.read_history(key, before=n, oldest=begins_at, most_runs=AT_ONCE, most_bytes=STEP_BYTES)
+            pieces = msgspec.convert(await run_script(server, call), Page).pieces
+        for i in range(0, min(len(pieces), (n - begins_at) * len(_PIECES)), len(_PIECES)):
+            put, sent, answered, heard, steered = pieces[i : i + len(_PIECES)]
+            run = SessionRun(of.ref, of.made, n - 1)
             kept = answered
             if kept is None:
                 out = await messages_in_log(server, at.log(run.id), heard, _steers.decode(steered or b"[]"))
                 kept = msgspec.json.encode(out)
                 if keep:
-                    call = scripts.remember(at.session(of.ref), key, made=of.made, name=f"out:{n}", messages=kept)
+                    name = f"out:{run.number}"
+                    call = scripts.remember(at.session(of.ref), key, made=of.made, name=name, messages=kept)
                     await run_script(server, call)
             else:
                 out = _decoded(kept)
             piece = [*_decoded(put), *_decoded(sent), *out]
             room -= sum(len(each or b"") for each in (put, sent, kept))
             if room < 0 or (tokens is not None and (size := size + count(piece)) > tokens):
-                return history(n + 1, whole=False)
+                return history(n, whole=False)
             newest_first.append(piece)
-            number = n
-        if number != runs[-1]:
-            return history(number, whole=False)
+            n = run.number
+        if not pieces:  # the history was rewritten meanwhile
+            return history(n, whole=False)
+        pieces = []
     if len(first[0] or b"") > room or (tokens is not None and before and size + count(before) > tokens):
         return history(begins_at, whole=False)
     newest_first.append(before)
     return history()
-
-
-async def _pieces(
-    server: Server, key: str, runs: Sequence[int], most: int
-) -> AsyncGenerator[tuple[int, list[bytes | None]]]:
-    """Yield each of these runs with its pieces, as long as they have at most so many bytes together."""
-    width, at, total = len(_PIECES), 0, 0
-    sizes = await _sizes(server, key, runs)
-    while at < len(runs):
-        end, step = at, 0
-        while end < len(runs) and (end == at or step + sizes[end] <= STEP_BYTES) and total + sizes[end] <= most:
-            step, total, end = step + sizes[end], total + sizes[end], end + 1
-        if end == at:
-            return
-        found: list[bytes | None] = await server.client.hmget(
-            key, [f"{what}:{n}" for n in runs[at:end] for what in _PIECES]
-        )
-        for i, n in enumerate(runs[at:end]):
-            yield n, found[width * i : width * (i + 1)]
-        at = end
-
-
-async def _sizes(server: Server, key: str, runs: Sequence[int]) -> list[int]:
-    pipe = server.client.pipeline(transaction=False)
-    for n in runs:
-        for what in _PIECES:
-            pipe.hstrlen(key, f"{what}:{n}")
-    lengths: list[int] = await pipe.execute()
-    width = len(_PIECES)
-    return [sum(lengths[width * i : width * (i + 1)]) for i in range(len(runs))]
 
 
 async def history_bytes(deployment: Deployment, ref: str) -> int:
@@ -190,7 +182,11 @@ async def history_bytes(deployment: Deployment, ref: str) -> int:
         runs = int(await server.client.hget(keys.session(ref), "runs") or 0)
         total: int = await server.client.hstrlen(key, "before")
         while runs >= 0 and total < MOST_BYTES:
-            total += sum(await _sizes(server, key, range(runs, max(-1, runs - AT_ONCE), -1)))
+            pipe = server.client.pipeline(transaction=False)
+            for n in range(runs, max(-1, runs - AT_ONCE), -1):
+                for what in _PIECES:
+                    pipe.hstrlen(key, f"{what}:{n}")
+            total += sum(await pipe.execute())
             runs -= AT_ONCE
     return min(total, MOST_BYTES)
 

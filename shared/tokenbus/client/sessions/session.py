@@ -34,7 +34,7 @@ from tokenbus.events.sessions import Fate, SessionRun, session_ref, session_run
 
 ACCEPTED_WAIT_S = 60.0
 """How long an append may wait for intake before `AppendPending` is raised."""
-FIRST_LOOK_S, LONGEST_LOOK_S = 0.002, 0.1
+FIRST_LOOK_S, LONGEST_LOOK_S = 0.004, 0.1
 DELETED_S = 1.0
 """How much longer an append whose session was deleted is waited for: it may come after that, and make a new one."""
 _FOR_CONFIGURATION = ("id", "messages", "type")

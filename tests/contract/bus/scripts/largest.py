@@ -50,6 +50,7 @@ from tokenbus.bus.scripts.leases import present
 from tokenbus.bus.scripts.limits import MAX_PLACES
 from tokenbus.bus.scripts.runs import index, inputs
 from tokenbus.bus.scripts.script import MAX_VALUES
+from tokenbus.client.sessions.history import AT_ONCE, STEP_BYTES
 from tokenbus.events.frames import RunLimits
 from tokenbus_services.fetcher.writing.attempt_writer import FRAME_BYTES
 from tokenbus_services.settings.tables.limits import LimitSettings
@@ -355,6 +356,16 @@ async def _rewrite(w: World) -> ScriptCall:
     return append_to(w, "rewrite", item=LARGEST_TEXT, work=LARGEST_TEXT, subject=str(runs - 1), runs=runs)
 
 
+def _read_history(runs: int, size: int) -> Largest:
+    async def largest(w: World) -> ScriptCall:
+        *_, history = w.keys.of_session(w.session)
+        for n in range(runs):
+            await w.client.hset(history, mapping={f"in:{n}": b"x" * (size // 2), f"out:{n}": b"x" * (size // 2)})
+        return sessions.read_history(history, before=runs, oldest=0, most_runs=AT_ONCE, most_bytes=STEP_BYTES)
+
+    return largest
+
+
 LARGEST: dict[str, Largest] = {
     "accept": _accept,
     "attempt_fence.append_raw": _append_raw,
@@ -385,6 +396,8 @@ LARGEST: dict[str, Largest] = {
     "sessions.append, to the history": _add_to_a_session,
     "sessions.append, a rewritten history": _rewrite,
     "sessions.append, a message": _of_long_session("message"),
+    "sessions.read_history": _read_history(AT_ONCE, STEP_BYTES // AT_ONCE),
+    "sessions.read_history, one long run": _read_history(2, 2 * MOST_TAKEN_BYTES),
     "commit, the end of a session's run": _with_waiting(end_session_run),
     "commit, what steers a session's run": _with_waiting(steer_session_run),
     "topics.mirror_offset": _mirror_offset,

@@ -814,6 +814,13 @@ SCENES: dict[str, list[Scene]] = {
             second=_is(b"known"),
         ),
     ],
+    "sessions.read_history": [
+        Scene(
+            lambda w: sessions.read_history(
+                w.keys.of_session(w.session)[3], before=1, oldest=0, most_runs=9, most_bytes=99, fields=["edits"]
+            )
+        )
+    ],
     "sessions.refuse": [Scene(_refuse, second=_is(b"known"), lasting=_fate_of("bad"))],
     "sessions.remember": [Scene(_remember)],
     "timeouts.append_timeout": [
