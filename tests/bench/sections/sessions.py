@@ -94,7 +94,7 @@ async def _first_chunk(bus: Client) -> list[Figure]:
 
     figures = list[Figure]()
     async with bus.subscribe("visible") as events:
-        for what, grows in (("first message", False), (f"message after 1 to {FIRSTS} turns", True)):
+        for what, grows in (("first message", False), ("message", True)):
             through, plain = list[float](), list[float]()
             session = bus.session(f"grows-{grows}")
             await session.configure(REQUEST)
@@ -109,7 +109,8 @@ async def _first_chunk(bus: Client) -> list[Figure]:
                     plain.append(of_request)
                     through.append(of_message)
             ratio = median(a / b for a, b in zip(through, plain, strict=True))
-            name = f"session: {what} to first chunk p50; bare: a request with the same messages"
+            bare = f"the same messages, of 1 to {FIRSTS} turns" if grows else "the same message"
+            name = f"session: {what} to first chunk p50; bare: a request with {bare}"
             aim = "ratio ≤ 1.1"
             figures.append(
                 Figure(
