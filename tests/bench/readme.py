@@ -34,8 +34,7 @@ SHOWN: dict[str, tuple[str, ...]] = {
         "gateway: memory of an idle stream, *",
     ),
     "sessions": (
-        "session: CPU of services and server for a chunk *",
-        "session: * to first chunk p50; *",
+        "session: message to first chunk p50; *",
         "session: memory at the server of *",
     ),
     "disconnect": ("disconnect to the provider's socket, *, p99",),
