@@ -4,17 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tokenbus.errors import (
-    BlobCorrupt,
-    BlobError,
-    BlobNotFound,
-    BlobQuotaExceeded,
-    BlobRefused,
-    BlobStoreFull,
-    BlobTooLarge,
-    BlobUnauthorized,
-    BlobUnavailable,
-)
+from tokenbus import errors
 from tokenbus.events.run_info import RunInfo
 
 PATH = "/blobs"
@@ -34,7 +24,7 @@ DEPLOYMENT_HEADER = "tokenbus-deployment"
 def check_deployment(expected: str, found: str | None, where: str) -> None:
     """Raises BlobUnavailable if the answer is from another deployment's service. ``expected``: empty if unknown."""
     if expected and expected != found:
-        raise BlobUnavailable(where, "what answers there is not the blob service of this deployment")
+        raise errors.BlobUnavailable(where, "what answers there is not the blob service of this deployment")
 
 
 class ArchivePage(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,26 +57,26 @@ class BlobProblem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     limit: int | None = None
 
 
-def blob_error(status: int, answer: bytes, what: str) -> BlobError:
+def blob_error(status: int, answer: bytes, what: str) -> errors.BlobError:
     """Convert an error answer of the service to the matching exception."""
     try:
         problem = msgspec.json.decode(answer, type=BlobProblem)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         problem = BlobProblem(code="", message=f"HTTP {status}")
     match problem.code:
-        case BlobNotFound.code:
-            return BlobNotFound(what)
-        case BlobTooLarge.code:
-            return BlobTooLarge(problem.size or 0, problem.limit or 0)
-        case BlobRefused.code:
-            return BlobRefused(what, problem.message)
-        case BlobCorrupt.code:
-            return BlobCorrupt(what, problem.message)
-        case BlobUnauthorized.code:
-            return BlobUnauthorized(what)
-        case BlobQuotaExceeded.code:
-            return BlobQuotaExceeded(what, problem.message)
-        case BlobStoreFull.code:
-            return BlobStoreFull(what, problem.message)
+        case errors.BlobNotFound.code:
+            return errors.BlobNotFound(what)
+        case errors.BlobTooLarge.code:
+            return errors.BlobTooLarge(problem.size or 0, problem.limit or 0)
+        case errors.BlobRefused.code:
+            return errors.BlobRefused(what, problem.message)
+        case errors.BlobCorrupt.code:
+            return errors.BlobCorrupt(what, problem.message)
+        case errors.BlobUnauthorized.code:
+            return errors.BlobUnauthorized(what)
+        case errors.BlobQuotaExceeded.code:
+            return errors.BlobQuotaExceeded(what, problem.message)
+        case errors.BlobStoreFull.code:
+            return errors.BlobStoreFull(what, problem.message)
         case _:
-            return BlobUnavailable(what, problem.message)
+            return errors.BlobUnavailable(what, problem.message)

@@ -12,15 +12,7 @@ import sys
 import traceback
 from typing import Final
 
-from tokenbus.errors import (
-    RequestError,
-    RunCancelled,
-    RunFailed,
-    RunIncomplete,
-    ServerError,
-    SettingsError,
-    TokenbusError,
-)
+from tokenbus import errors
 from tokenbus_services.cli.render.output import safe
 
 OTHER: Final = 1
@@ -38,15 +30,15 @@ RUN_STATUS: Final = {
 
 def code_of(error: Exception) -> int:
     match error:
-        case SettingsError() | RequestError():
+        case errors.SettingsError() | errors.RequestError():
             return USAGE
-        case ServerError():
+        case errors.ServerError():
             return SERVER
-        case RunIncomplete():
+        case errors.RunIncomplete():
             return RUN_STATUS["incomplete"]
-        case RunFailed():
+        case errors.RunFailed():
             return RUN_STATUS["failed"]
-        case RunCancelled():
+        case errors.RunCancelled():
             return RUN_STATUS["cancelled"]
         case _:
             return int(getattr(error, "exit_code", OTHER))
@@ -61,7 +53,7 @@ def report(error: Exception, advice: str = "") -> int:
     """Print the error and the advice, with a traceback only while debugging; return the exit code."""
     if debugging():
         traceback.print_exception(error, file=sys.stderr)
-    known = isinstance(error, TokenbusError)
+    known = isinstance(error, errors.TokenbusError)
     print_error(f"{error}{advice}" if known else f"internal: {type(error).__name__}: {error} (--verbose shows where)")
     return code_of(error)
 

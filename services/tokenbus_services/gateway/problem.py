@@ -6,26 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from tokenbus.errors import (
-    AlreadyDecided,
-    AppendPending,
-    BlobNotFound,
-    CursorAhead,
-    CursorTrimmed,
-    DecisionPending,
-    RequestInvalid,
-    RequestTooLarge,
-    RunLost,
-    RunNotFound,
-    RunNotRepeatable,
-    RunOpen,
-    ServerError,
-    ServerFull,
-    SessionNotFound,
-    SessionReplaced,
-    TokenbusError,
-    WaitNotFound,
-)
+from tokenbus import errors
 from tokenbus.events.error_info import ErrorClass, ErrorInfo, stream_cut
 from tokenbus.events.public import Cancelled, Incomplete, RunFailedEvent
 
@@ -165,28 +146,28 @@ def of_end(event: Incomplete | RunFailedEvent | Cancelled) -> Problem:
             return Problem(status=499, code="cancelled", message=message, kind="unknown", run=event.run)
 
 
-def of_exception(error: TokenbusError) -> Problem:
+def of_exception(error: errors.TokenbusError) -> Problem:
     """The problem of a call of the bus that failed."""
     status, kind, param = 500, "internal", None
     match error:
-        case RequestTooLarge():
+        case errors.RequestTooLarge():
             status, kind = 413, "invalid_request"
-        case RequestInvalid():
+        case errors.RequestInvalid():
             status, kind = 400, "invalid_request"
             param = getattr(error, "where", None) or None
-        case RunNotFound() | BlobNotFound() | SessionNotFound() | WaitNotFound():
+        case errors.RunNotFound() | errors.BlobNotFound() | errors.SessionNotFound() | errors.WaitNotFound():
             status, kind = 404, "not_found"
-        case CursorAhead():
+        case errors.CursorAhead():
             status, kind, param = 400, "invalid_request", "after"
-        case CursorTrimmed() | SessionReplaced():
+        case errors.CursorTrimmed() | errors.SessionReplaced():
             status, kind, param = 410, "not_found", "after"
-        case RunLost():
+        case errors.RunLost():
             status, kind = 503, "server"
-        case RunOpen() | AlreadyDecided():
+        case errors.RunOpen() | errors.AlreadyDecided():
             status, kind = 409, "invalid_request"
-        case RunNotRepeatable():
+        case errors.RunNotRepeatable():
             status, kind = 422, "invalid_request"
-        case ServerFull() | ServerError() | AppendPending() | DecisionPending():
+        case errors.ServerFull() | errors.ServerError() | errors.AppendPending() | errors.DecisionPending():
             status, kind = 503, "overloaded"
         case _:
             pass

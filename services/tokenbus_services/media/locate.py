@@ -11,15 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from tokenbus.errors import (
-    BlobCorrupt,
-    BlobError,
-    BlobNotFound,
-    BlobRefused,
-    BlobTooLarge,
-    BlobUnauthorized,
-    BlobUnavailable,
-)
+from tokenbus import errors
 from tokenbus.events.error_info import ErrorClass, ErrorInfo
 from tokenbus.events.requests import ContentPart, DocumentPart, Generate, ImagePart, Message, Source, ToolResultPart
 from tokenbus.providers.request.images import MASK
@@ -189,7 +181,7 @@ class MediaBody:
                 async with aclosing(_encoded(piece)) as encoded:
                     async for data in encoded:
                         yield data
-            except BlobError as e:
+            except errors.BlobError as e:
                 raise MediaFailed(e, piece.where) from e
 
 
@@ -210,7 +202,7 @@ async def _encoded(blob: Embedded) -> AsyncGenerator[bytes]:
             if whole := data[: len(data) - len(over)]:
                 yield b64encode(whole)
     if size != blob.found.size:  # the content length was already sent
-        raise BlobCorrupt(blob.blob_id, f"received {size} bytes, but the store reported {blob.found.size}")
+        raise errors.BlobCorrupt(blob.blob_id, f"received {size} bytes, but the store reported {blob.found.size}")
     if over:
         yield b64encode(over)
 
@@ -223,7 +215,7 @@ def base64_size(size: int) -> int:
 class MediaFailed(Exception):
     """A media failure. ``error`` names the media at fault and says whether a retry may help."""
 
-    def __init__(self, error: BlobError, where: str) -> None:
+    def __init__(self, error: errors.BlobError, where: str) -> None:
         """``where``: the location of the media in the conversation."""
         super().__init__(f"{where}: {error.told or error}")
         self.error = ErrorInfo(
@@ -231,13 +223,13 @@ class MediaFailed(Exception):
         )
 
 
-def _kind(error: BlobError) -> ErrorClass:
+def _kind(error: errors.BlobError) -> ErrorClass:
     match error:
-        case BlobNotFound() | BlobRefused() | BlobTooLarge():
+        case errors.BlobNotFound() | errors.BlobRefused() | errors.BlobTooLarge():
             return "invalid_request"
-        case BlobUnauthorized():
+        case errors.BlobUnauthorized():
             return "auth"
-        case BlobUnavailable():
+        case errors.BlobUnavailable():
             return "server"
         case _:
             return "internal"

@@ -8,22 +8,7 @@ from typing import TypeVar, overload
 import msgspec
 
 from tokenbus.errors import RunCancelled, RunFailed, RunIncomplete, undecodable
-from tokenbus.events.public import (
-    Answering,
-    BlockComplete,
-    BlockStarted,
-    Cancelled,
-    Chunk,
-    Completed,
-    Incomplete,
-    PublicEvent,
-    Restarted,
-    Retrying,
-    RunFailedEvent,
-    Started,
-    TerminalEvent,
-    UsageReported,
-)
+from tokenbus.events import public
 from tokenbus.events.run_result import RunResult, Status
 from tokenbus.events.usage import Usage
 
@@ -34,7 +19,7 @@ class Response(RunResult, frozen=True, kw_only=True):
     """A run's output, complete or so far. Excludes blocks that a retry discarded."""
 
     @classmethod
-    def of(cls, events: Iterable[PublicEvent]) -> Response:
+    def of(cls, events: Iterable[public.PublicEvent]) -> Response:
         """Fold the events of one run, in order from the first. Raises ValueError if there are none."""
         builder = ResponseBuilder()
         for event in events:
@@ -88,36 +73,36 @@ class ResponseBuilder:
         self._blocks: dict[int, _Block] = {}
         self._events = 0
         self._seq = -1
-        self._last: PublicEvent | None = None
+        self._last: public.PublicEvent | None = None
         self._usage: Usage | None = None
         self._answered_by: tuple[str | None, str | None] = None, None
         self._participant: str | None = None
 
-    def add(self, event: PublicEvent) -> bool:
+    def add(self, event: public.PublicEvent) -> bool:
         """Fold in one event; return True for the terminal one. Raises ValueError for an event of another run."""
         if self._last and self._last.run != event.run:
             raise ValueError(f"an event of run {event.run} among those of {self._last.run}")
         if event.seq <= self._seq:
-            return isinstance(self._last, TerminalEvent)
+            return isinstance(self._last, public.TerminalEvent)
         self._seq, self._last = event.seq, event
         self._events += 1
         match event:
-            case Chunk():
+            case public.Chunk():
                 self._block(event).add(event)
-            case BlockStarted():
+            case public.BlockStarted():
                 self._block(event)
-            case BlockComplete():
+            case public.BlockComplete():
                 self._block(event).complete = event
-            case Retrying() | Restarted():
+            case public.Retrying() | public.Restarted():
                 # The next attempt numbers its blocks higher, except a block that it continues: that one is kept.
                 self._blocks = {n: block for n, block in self._blocks.items() if n < event.drop_from}
-            case Started():
+            case public.Started():
                 self._participant = event.participant
-            case UsageReported():
+            case public.UsageReported():
                 self._usage = event.total
-            case Answering():
+            case public.Answering():
                 self._answered_by = event.model, event.response_id
-            case Completed() | Incomplete() | RunFailedEvent() | Cancelled():
+            case public.Completed() | public.Incomplete() | public.RunFailedEvent() | public.Cancelled():
                 self._usage = event.usage
                 if event.model or event.response_id:  # else nothing answered in the last attempt
                     self._answered_by = event.model, event.response_id
@@ -131,9 +116,9 @@ class ResponseBuilder:
         """The response so far. Takes time proportional to its length. Raises ValueError before the first event."""
         if self._last is None:
             raise ValueError("no event yet")
-        end = self._last if isinstance(self._last, TerminalEvent) else None
+        end = self._last if isinstance(self._last, public.TerminalEvent) else None
         through, characters = self._heard_at
-        if through is None and isinstance(end, Cancelled):
+        if through is None and isinstance(end, public.Cancelled):
             through, characters = end.heard_through, end.heard_characters
         blocks = [self._blocks[n] for n in sorted(self._blocks)]
         texts: dict[int, str] = {}
@@ -149,13 +134,13 @@ class ResponseBuilder:
             blocks=[block.complete or block.so_far(self._last) for block in blocks],
             finish=end and end.finish,
             finish_raw=end and end.finish_raw,
-            stop_string=end.stop_string if isinstance(end, Completed) else None,
+            stop_string=end.stop_string if isinstance(end, public.Completed) else None,
             usage=self._usage,
             model=self._answered_by[0],
             response_id=self._answered_by[1],
             timing=end and end.timing,
-            error=end.error if isinstance(end, RunFailedEvent | Incomplete) else None,
-            reason=end.reason if isinstance(end, Cancelled | Incomplete) else None,
+            error=end.error if isinstance(end, public.RunFailedEvent | public.Incomplete) else None,
+            reason=end.reason if isinstance(end, public.Cancelled | public.Incomplete) else None,
             events=self._events,
             heard_through=through,
             heard=None if through is None else self._heard(blocks, through, characters),
@@ -174,18 +159,18 @@ class ResponseBuilder:
                 heard[block.start.block] = len(block.content)
         return heard
 
-    def _block(self, event: Chunk | BlockStarted | BlockComplete) -> _Block:
+    def _block(self, event: public.Chunk | public.BlockStarted | public.BlockComplete) -> _Block:
         return self._blocks.setdefault(event.block, _Block(event))
 
 
 class _Block:
-    def __init__(self, start: Chunk | BlockStarted | BlockComplete) -> None:
+    def __init__(self, start: public.Chunk | public.BlockStarted | public.BlockComplete) -> None:
         self.start = start
         self._content: list[str] = []
         self._seqs: list[int] = []
-        self.complete: BlockComplete | None = None
+        self.complete: public.BlockComplete | None = None
 
-    def add(self, chunk: Chunk) -> None:
+    def add(self, chunk: public.Chunk) -> None:
         if chunk.tool_call_part in (None, "input"):
             self._content.append(chunk.text)
             self._seqs.append(chunk.seq)
@@ -205,11 +190,11 @@ class _Block:
                 count += min(len(text), characters)
         return count
 
-    def so_far(self, last: PublicEvent) -> BlockComplete:
+    def so_far(self, last: public.PublicEvent) -> public.BlockComplete:
         """Return the block as if it were cut off here."""
         start, content = self.start, self.content
         call = start.kind == "tool_call"
-        return BlockComplete(
+        return public.BlockComplete(
             run=start.run,
             seq=last.seq,
             turn=start.turn,
@@ -224,9 +209,9 @@ class _Block:
         )
 
 
-_STATUS: dict[type[TerminalEvent], Status] = {
-    Completed: "completed",
-    Incomplete: "incomplete",
-    RunFailedEvent: "failed",
-    Cancelled: "cancelled",
+_STATUS: dict[type[public.TerminalEvent], Status] = {
+    public.Completed: "completed",
+    public.Incomplete: "incomplete",
+    public.RunFailedEvent: "failed",
+    public.Cancelled: "cancelled",
 }

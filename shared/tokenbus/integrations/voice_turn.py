@@ -14,16 +14,7 @@ from tokenbus.client.client import Client
 from tokenbus.client.publishing import new_run_id
 from tokenbus.client.sessions.session import Session
 from tokenbus.errors import Malformed, RequestInvalid, RunCancelled, RunFailed, RunIncomplete, ServerError
-from tokenbus.events.public import (
-    TERMINAL,
-    BlockComplete,
-    Cancelled,
-    Chunk,
-    Incomplete,
-    PublicEvent,
-    Retrying,
-    RunFailedEvent,
-)
+from tokenbus.events import public
 from tokenbus.events.usage import Usage
 from tokenbus.integrations.spoken_text import SpokenText
 from tokenbus.integrations.voice_session import VoiceSession
@@ -47,7 +38,7 @@ class VoiceTurn:
         self.run: str = request["id"]
         """Its id; in a session, which gives its runs their ids, only once it has begun."""
         self.heard = SpokenText()
-        self.calls: list[BlockComplete] = []
+        self.calls: list[public.BlockComplete] = []
         """Calls that the framework has to run; complete once the turn has ended."""
         self.usage = Usage()
         self.ended = False
@@ -99,31 +90,31 @@ class VoiceTurn:
             return self.heard.through(self.spoken.result())
         return None if self.sounded else -1
 
-    def _texts_of(self, event: PublicEvent) -> list[str]:
+    def _texts_of(self, event: public.PublicEvent) -> list[str]:
         match event:
-            case Chunk(kind="text", visible=True, text=text) if text:
+            case public.Chunk(kind="text", visible=True, text=text) if text:
                 seam = ["\n\n"] if self._text_of not in (None, event.turn) else []
                 self._text_of = event.turn
                 self.heard.add(event.seq, text)
                 return [*seam, text]
-            case BlockComplete(kind="tool_call", cut=None) if self._runs_calls:
+            case public.BlockComplete(kind="tool_call", cut=None) if self._runs_calls:
                 self.calls.append(event)
-            case Retrying(drop_from=block):
+            case public.Retrying(drop_from=block):
                 self.calls = [call for call in self.calls if call.block < block]
-            case _ if isinstance(event, TERMINAL):
+            case _ if isinstance(event, public.TERMINAL):
                 self._end(event)
             case _:
                 pass
         return []
 
-    def _end(self, end: PublicEvent) -> None:
+    def _end(self, end: public.PublicEvent) -> None:
         self.ended = True
         match end:
-            case RunFailedEvent(error=error):
+            case public.RunFailedEvent(error=error):
                 raise RunFailed(self.run, error)
-            case Incomplete(reason=reason):
+            case public.Incomplete(reason=reason):
                 raise RunIncomplete(self.run, reason)
-            case Cancelled(reason=reason):
+            case public.Cancelled(reason=reason):
                 raise RunCancelled(self.run, reason)
             case _:
                 self.usage = getattr(end, "usage", None) or Usage()

@@ -9,38 +9,15 @@ import msgspec
 
 from tokenbus.bus.activity import Failure
 from tokenbus.client.decode import TopicEvent
+from tokenbus.events import public
 from tokenbus.events.decisions import Decided
 from tokenbus.events.error_info import ErrorInfo
-from tokenbus.events.public import (
-    Answering,
-    BlockComplete,
-    BlockProgress,
-    BlockStarted,
-    Cancelled,
-    ChildEnded,
-    ChildStarted,
-    Chunk,
-    Completed,
-    ImagePreview,
-    ImageRef,
-    Incomplete,
-    Restarted,
-    Resumed,
-    Retrying,
-    RunFailedEvent,
-    Started,
-    Timing,
-    ToolProgress,
-    UnknownEvent,
-    UsageReported,
-    Waiting,
-)
 from tokenbus.events.usage import Usage
 
 
 def name(event: TopicEvent) -> str:
     """Return the event's type, as on the wire."""
-    if isinstance(event, UnknownEvent):
+    if isinstance(event, public.UnknownEvent):
         return event.event_type
     return str(event.__struct_config__.tag)
 
@@ -48,50 +25,50 @@ def name(event: TopicEvent) -> str:
 def details(event: TopicEvent) -> str:
     """Describe the event beyond its type. Content is quoted as JSON, on one line."""
     match event:
-        case Chunk():
+        case public.Chunk():
             return f"{event.block} {event.tool_call_part or event.kind} {_quoted(event.text)}"
-        case BlockStarted():
+        case public.BlockStarted():
             return f"{event.block} {title(event)}"
-        case BlockComplete():
+        case public.BlockComplete():
             return f"{event.block} {title(event)} {_quoted(content(event))}"
-        case ImagePreview():
+        case public.ImagePreview():
             return f"{event.block} preview {event.index} {image(event.image)}"
-        case BlockProgress():
+        case public.BlockProgress():
             return f"{event.block} {event.tool_name or event.kind} {event.status}"
-        case ToolProgress():
+        case public.ToolProgress():
             return f"{event.block} {event.tool_name} {progress(event)}"
-        case Started():
+        case public.Started():
             return f"{event.provider} {event.model}"
-        case Answering():
+        case public.Answering():
             return " ".join(word for word in (event.provider, event.model, event.response_id) if word)
-        case Retrying():
+        case public.Retrying():
             by = f" by {event.fallback.provider} {event.fallback.model}" if event.fallback else ""
             return f"attempt {event.next_attempt}{by} in {event.delay_ms} ms, after {error(event.error)}"
-        case Restarted():
+        case public.Restarted():
             after = f"attempt {event.next_attempt} in {event.delay_ms} ms, after {error(event.error)}"
             return f"{after}; blocks from {event.drop_from} on are void"
-        case Waiting():
+        case public.Waiting():
             return f"{event.wait} {event.what} {event.tool_name} {_quoted(event.text or event.arguments or '')}"
-        case Resumed():
+        case public.Resumed():
             why = f" {_quoted(event.reason)}" if event.reason else ""
             return f"{event.wait} {event.decision} by {event.by or event.door}{why}"
-        case ChildStarted():
+        case public.ChildStarted():
             return f"{event.tool_name} {event.child}"
-        case ChildEnded():
+        case public.ChildEnded():
             return f"{event.child} {event.status}" + (f" {error(event.error)}" if event.error else "")
-        case UsageReported():
+        case public.UsageReported():
             return usage(event.usage)
-        case Completed():
+        case public.Completed():
             return event.finish
-        case Incomplete():
+        case public.Incomplete():
             return event.reason
-        case RunFailedEvent():
+        case public.RunFailedEvent():
             return error(event.error)
-        case Cancelled():
+        case public.Cancelled():
             return event.reason or ""
         case Decided():
             return decision(event)
-        case UnknownEvent():
+        case public.UnknownEvent():
             return "of a newer tokenbus"
 
 
@@ -102,28 +79,28 @@ def decision(event: Decided) -> str:
     return " ".join(word for word in words if word)
 
 
-def title(block: BlockStarted | BlockComplete) -> str:
+def title(block: public.BlockStarted | public.BlockComplete) -> str:
     """Describe a block: its kind, its tool, and whether it failed or was cut."""
     words = [block.kind.replace("_", " "), block.tool_name]
-    if isinstance(block, BlockComplete):
+    if isinstance(block, public.BlockComplete):
         words += ["error" if block.is_error else None, "cut" if block.cut else None]
     return " ".join(word for word in words if word)
 
 
-def progress(event: ToolProgress) -> str:
+def progress(event: public.ToolProgress) -> str:
     """Describe a tool call's progress, with the tool's message."""
     far = f"{event.progress:g}" + (f" of {event.total:g}" if event.total is not None else "")
     return f"{far} {_quoted(event.message)}" if event.message else far
 
 
-def content(block: BlockComplete) -> str:
+def content(block: public.BlockComplete) -> str:
     if block.image is not None:
         return image(block.image)
     text = block.arguments if block.kind == "tool_call" else block.content
     return (text or "") + (f" (whole: {block.blob_id})" if block.blob_id else "")
 
 
-def image(ref: ImageRef) -> str:
+def image(ref: public.ImageRef) -> str:
     """Describe an image by its metadata; its bytes are not shown."""
     known = [ref.media_type, ref.size, ref.quality, ref.model, size(ref.size_bytes) if ref.size_bytes else None]
     known += ["draft" if ref.draft else None, ref.blob_id or ("inline" if ref.base64 else None)]
@@ -151,7 +128,7 @@ def usage(counts: Usage) -> str:
     return ", ".join(f"{name} {count}" for name, count in named.items() if count is not None) or "unknown"
 
 
-def timing(times: Timing) -> str:
+def timing(times: public.Timing) -> str:
     """Describe the run's timing: first byte, first text, end."""
     named = {"first byte": times.first_byte_ms, "first text": times.first_visible_ms, "all": times.total_ms}
     return ", ".join(f"{name} {ms} ms" for name, ms in named.items() if ms is not None)

@@ -13,27 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tokenbus.client.decode import TopicEvent
+from tokenbus.events import public
 from tokenbus.events.decisions import Decided
-from tokenbus.events.public import (
-    Answering,
-    BlockComplete,
-    BlockProgress,
-    BlockStarted,
-    ChildEnded,
-    ChildStarted,
-    Chunk,
-    ImagePreview,
-    PublicEvent,
-    Restarted,
-    Resumed,
-    Retrying,
-    RunEnd,
-    Started,
-    ToolProgress,
-    UnknownEvent,
-    UsageReported,
-    Waiting,
-)
 from tokenbus_services.cli.render import event_text as wording
 from tokenbus_services.terminal_text import safe
 
@@ -73,7 +54,7 @@ class ShownBlock:
         return "".join(self.pieces)
 
 
-Done = ShownBlock | PublicEvent
+Done = ShownBlock | public.PublicEvent
 """Something to print permanently: a finished block, or a lifecycle event."""
 
 
@@ -89,38 +70,45 @@ class LiveBlocks:
         """The blocks that still grow, most recently grown last."""
         return tuple(self._open.values())
 
-    def feed(self, event: PublicEvent) -> list[Done]:
+    def feed(self, event: public.PublicEvent) -> list[Done]:
         """Fold in one event; return what is finished with it."""
         match event:
-            case BlockStarted():
+            case public.BlockStarted():
                 lines = [event.prompt] if event.prompt else []
                 self._open[event.run, event.block] = ShownBlock(
                     event.run, event.block, event.kind, wording.title(event), lines
                 )
                 return self._overflow()
-            case Chunk():
+            case public.Chunk():
                 self._grow(event)
                 return self._overflow()
-            case ImagePreview():
+            case public.ImagePreview():
                 if block := self._open.get((event.run, event.block)):
                     block.pieces = [f"preview {event.index}: {wording.image(event.image)}"]
                 return []
-            case BlockComplete():
+            case public.BlockComplete():
                 self._open.pop((event.run, event.block), None)
                 block = ShownBlock(event.run, event.block, event.kind, wording.title(event), [wording.content(event)])
                 return [block]
-            case Retrying() | Restarted():
+            case public.Retrying() | public.Restarted():
                 return [*self._take(event.run, since=event.drop_from, void=True), event]
-            case RunEnd():
+            case public.RunEnd():
                 return [*self._take(event.run), event]
-            case Started() | ToolProgress() | BlockProgress() | Waiting() | Resumed() | UnknownEvent():
+            case (
+                public.Started()
+                | public.ToolProgress()
+                | public.BlockProgress()
+                | public.Waiting()
+                | public.Resumed()
+                | public.UnknownEvent()
+            ):
                 return [event]
-            case ChildStarted() | ChildEnded():
+            case public.ChildStarted() | public.ChildEnded():
                 return [event]
-            case UsageReported() | Answering():
+            case public.UsageReported() | public.Answering():
                 return []  # a run's end shows the total and the model
 
-    def _grow(self, chunk: Chunk) -> None:
+    def _grow(self, chunk: public.Chunk) -> None:
         key = chunk.run, chunk.block
         block = self._open.pop(key, None) or ShownBlock(*key, chunk.kind, chunk.kind.replace("_", " "))
         if chunk.tool_name:
@@ -207,12 +195,12 @@ def panel(block: ShownBlock, with_run: bool, *, last_lines: int | None = None) -
     )
 
 
-def life(event: PublicEvent, with_run: bool) -> RenderableType:
+def life(event: public.PublicEvent, with_run: bool) -> RenderableType:
     """Render a lifecycle event as a line; a run's end also with its tokens and timing."""
     name = wording.name(event)
     words = Text(f"{event.run} " if with_run else "", style="dim")
     words.append(name, style=_LIFE_STYLES.get(name, "bold red")).append(" " + safe(wording.details(event)))
-    if not isinstance(event, RunEnd):
+    if not isinstance(event, public.RunEnd):
         return words
     table = Table.grid(padding=(0, 2))
     if event.usage:

@@ -13,24 +13,9 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts.gateway import NANO
 from tokenbus.bus.scripts.work_queue import NOBODY
 from tokenbus.bus.server.server import Server
+from tokenbus.events import public
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import TurnWork, turn_decoder
-from tokenbus.events.public import (
-    Answering,
-    BlockComplete,
-    BlockStarted,
-    Cancelled,
-    Chunk,
-    Completed,
-    Incomplete,
-    PublicEvent,
-    Restarted,
-    Retrying,
-    RunFailedEvent,
-    Started,
-    ToolProgress,
-    UsageReported,
-)
 from tokenbus.events.usage import Usage
 from tokenbus_services.console.access.hiding import hidden_error
 from tokenbus_services.pricing import PriceTable, token_counts
@@ -107,34 +92,34 @@ class AttemptView(msgspec.Struct, kw_only=True):
     response_id: str | None = None
 
 
-def state_after(event: PublicEvent) -> State | None:
+def state_after(event: public.PublicEvent) -> State | None:
     """The run's state after this event; None if the event does not determine it."""
     match event:
-        case Completed():
+        case public.Completed():
             return "completed"
-        case Incomplete():
+        case public.Incomplete():
             return "incomplete"
-        case RunFailedEvent():
+        case public.RunFailedEvent():
             return "failed"
-        case Cancelled():
+        case public.Cancelled():
             return "cancelled"
-        case Retrying() | Restarted():
+        case public.Retrying() | public.Restarted():
             return "retrying"
-        case ToolProgress():
+        case public.ToolProgress():
             return "tool"
-        case BlockComplete(kind="tool_call" | "tool_result") | BlockStarted(kind="tool_result"):
+        case public.BlockComplete(kind="tool_call" | "tool_result") | public.BlockStarted(kind="tool_result"):
             return "tool"  # other calls may be open; once all have results, the next attempt begins
-        case Started():
+        case public.Started():
             return "first_byte"
-        case Chunk() | BlockStarted() | BlockComplete():
+        case public.Chunk() | public.BlockStarted() | public.BlockComplete():
             return _STATES_OF_KINDS.get(event.kind, "speaking")
         case _:
             return None
 
 
-def end_of_text(events: Iterable[PublicEvent]) -> str:
+def end_of_text(events: Iterable[public.PublicEvent]) -> str:
     """The end of the visible text in these events, in order; of thinking if there is none."""
-    chunks = [event for event in events if isinstance(event, Chunk)]
+    chunks = [event for event in events if isinstance(event, public.Chunk)]
     visible = "".join(chunk.text for chunk in chunks if chunk.visible)
     text = visible or "".join(chunk.text for chunk in chunks if chunk.kind == "thinking")
     return _BLANKS.sub(" ", text)[-MAX_WORDS:]
@@ -145,12 +130,12 @@ def usage_shown(usage: Usage | None) -> dict[str, Any] | None:
     return msgspec.to_builtins(msgspec.structs.replace(usage, raw=None)) if usage else None
 
 
-def attempts_of(events: Iterable[PublicEvent], *, content: bool) -> list[AttemptView]:
+def attempts_of(events: Iterable[public.PublicEvent], *, content: bool) -> list[AttemptView]:
     """The attempts of a run, in order, from the first and the last events of each."""
     found: dict[tuple[int, int], AttemptView] = {}
     provider = model = None
     for event in events:
-        if isinstance(event, Started):
+        if isinstance(event, public.Started):
             provider, model = event.provider, event.model
         attempt = found.setdefault(
             (event.turn, event.attempt),
@@ -165,19 +150,19 @@ def attempts_of(events: Iterable[PublicEvent], *, content: bool) -> list[Attempt
         )
         attempt.last_seq = event.seq
         match event:
-            case Retrying() | Restarted():
+            case public.Retrying() | public.Restarted():
                 attempt.error = _error(event.error, content=content)
                 attempt.delay_ms = event.delay_ms
-                if isinstance(event, Retrying):
+                if isinstance(event, public.Retrying):
                     attempt.continues = event.continues
                     if event.fallback:
                         provider, model = event.fallback.provider, event.fallback.model
-            case UsageReported():
+            case public.UsageReported():
                 attempt.usage = usage_shown(event.usage)
-            case Answering():
+            case public.Answering():
                 attempt.response_id = event.response_id
                 attempt.model = event.model or attempt.model
-            case RunFailedEvent() | Incomplete():
+            case public.RunFailedEvent() | public.Incomplete():
                 attempt.error = _error(event.error, content=content) if event.error else None
             case _:
                 pass

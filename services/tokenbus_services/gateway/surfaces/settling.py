@@ -19,24 +19,10 @@ An event of a block is held while a retry could void the block. What settles it:
 
 from __future__ import annotations
 
-from tokenbus.events.public import (
-    TERMINAL,
-    BlockComplete,
-    BlockKind,
-    BlockProgress,
-    BlockStarted,
-    Chunk,
-    Completed,
-    ImagePreview,
-    PublicEvent,
-    Restarted,
-    Retrying,
-    ToolProgress,
-    Waiting,
-)
+from tokenbus.events import public
 from tokenbus.events.requests import OnFailure
 
-BlockRelated = BlockStarted | Chunk | ImagePreview | BlockProgress | BlockComplete
+BlockRelated = public.BlockStarted | public.Chunk | public.ImagePreview | public.BlockProgress | public.BlockComplete
 
 
 class Settling:
@@ -64,7 +50,7 @@ class Settling:
         hold_images: bool = True,
         on_failure: OnFailure | None = None,
     ) -> None:
-        held: set[BlockKind] = {"text", "server_tool"}  # text only until its first visible chunk
+        held: set[public.BlockKind] = {"text", "server_tool"}  # text only until its first visible chunk
         held |= {"thinking"} if hold_thinking else set()
         held |= {"tool_call"} if hold_calls else set()
         held |= {"image"} if hold_images else set()
@@ -78,38 +64,44 @@ class Settling:
         self._settled_below = 0
         """Blocks with a lower number are settled, except calls under ``restart``."""
 
-    def feed(self, event: PublicEvent) -> list[PublicEvent]:
+    def feed(self, event: public.PublicEvent) -> list[public.PublicEvent]:
         """Return the events that may be sent now, in order."""
-        out: list[PublicEvent] = []
+        out: list[public.PublicEvent] = []
         if event.turn > self._turn:
             out += self._release_all()
             self._turn, self._turn_settled = event.turn, False
         match event:
-            case Retrying() | Restarted():
+            case public.Retrying() | public.Restarted():
                 self._held = [each for each in self._held if each.block < event.drop_from]
                 self._settled_below = min(self._settled_below, event.drop_from)
                 self._turn_settled = False
                 return [*out, event]
-            case BlockStarted() | Chunk() | ImagePreview() | BlockProgress() | BlockComplete():
+            case (
+                public.BlockStarted()
+                | public.Chunk()
+                | public.ImagePreview()
+                | public.BlockProgress()
+                | public.BlockComplete()
+            ):
                 return out + self._of_block(event)
-            case ToolProgress() | Waiting():
+            case public.ToolProgress() | public.Waiting():
                 return [*out, *self._settle_turn(), event]
-            case _ if isinstance(event, TERMINAL):
-                if not isinstance(event, Completed):
+            case _ if isinstance(event, public.TERMINAL):
+                if not isinstance(event, public.Completed):
                     self._held = [each for each in self._held if each.kind != "tool_call"]
                 return [*out, *self._settle_turn(), event]
             case _:
                 return [*out, event]
 
-    def _of_block(self, event: BlockRelated) -> list[PublicEvent]:
-        out: list[PublicEvent] = []
+    def _of_block(self, event: BlockRelated) -> list[public.PublicEvent]:
+        out: list[public.PublicEvent] = []
         if event.kind == "tool_result":
-            cut = {each.block for each in self._held if isinstance(each, BlockComplete) and each.cut}
+            cut = {each.block for each in self._held if isinstance(each, public.BlockComplete) and each.cut}
             self._held = [each for each in self._held if each.kind != "tool_call" or each.block not in cut]
             out += self._settle_turn()
-        elif isinstance(event, Chunk) and event.visible:
+        elif isinstance(event, public.Chunk) and event.visible:
             out += self._on_visible(event)
-        elif self._argument_settles_turn and isinstance(event, Chunk) and event.tool_call_part == "input":
+        elif self._argument_settles_turn and isinstance(event, public.Chunk) and event.tool_call_part == "input":
             out += self._settle_turn()
         if self._is_settled(event):
             out.append(event)
@@ -117,14 +109,14 @@ class Settling:
             self._held.append(event)
         return out
 
-    def _on_visible(self, chunk: Chunk) -> list[PublicEvent]:
+    def _on_visible(self, chunk: public.Chunk) -> list[public.PublicEvent]:
         """Release what a visible chunk settles."""
         if self._chunk_settles_turn:
             return self._settle_turn()
         self._settled_below = max(self._settled_below, chunk.block + 1)
         if not self._held:
             return []
-        out: list[PublicEvent] = [each for each in self._held if self._is_settled(each)]
+        out: list[public.PublicEvent] = [each for each in self._held if self._is_settled(each)]
         self._held = [each for each in self._held if not self._is_settled(each)]
         return out
 
@@ -135,10 +127,10 @@ class Settling:
             return False
         return event.block < self._settled_below
 
-    def _settle_turn(self) -> list[PublicEvent]:
+    def _settle_turn(self) -> list[public.PublicEvent]:
         self._turn_settled = True
         return self._release_all()
 
-    def _release_all(self) -> list[PublicEvent]:
+    def _release_all(self) -> list[public.PublicEvent]:
         held, self._held = self._held, []
         return [*held]

@@ -9,24 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tokenbus.events.public import (
-    BlockComplete,
-    BlockStarted,
-    Cancelled,
-    Chunk,
-    Completed,
-    ImagePreview,
-    Incomplete,
-    PublicEvent,
-    Restarted,
-    Resumed,
-    Retrying,
-    RunFailedEvent,
-    TerminalEvent,
-    ToolProgress,
-    UsageReported,
-    Waiting,
-)
+from tokenbus.events import public
 from tokenbus.events.usage import Usage
 from tokenbus_services.gateway.problem import Problem, of_run
 from tokenbus_services.gateway.surfaces.ag_ui.events import EventWriter, interrupt
@@ -68,7 +51,7 @@ class AgUiStream(Encoder):
         self._given = given
         self._join_at = join_at
         self._after = after
-        self._waits: dict[str, Waiting] = {}
+        self._waits: dict[str, public.Waiting] = {}
         """What the run waits for."""
         self._events = EventWriter(run, thread=thread, client_run=client_run, model=model)
         self._blocks: dict[int, SentBlock] = {}
@@ -83,7 +66,7 @@ class AgUiStream(Encoder):
         self._began = False
         self._ended = False
 
-    def feed(self, event: PublicEvent) -> list[bytes]:
+    def feed(self, event: public.PublicEvent) -> list[bytes]:
         if self._ended:
             return []
         self._events.seq = event.seq
@@ -97,7 +80,7 @@ class AgUiStream(Encoder):
             self._begin()
             self._emit_event(event)
             return self._events.taken()
-        if event.seq == self._join_at and isinstance(event, TerminalEvent):
+        if event.seq == self._join_at and isinstance(event, public.TerminalEvent):
             self._join()
             self._emit_event(event)
             return self._events.taken()
@@ -145,35 +128,35 @@ class AgUiStream(Encoder):
 
     # --- events -------------------------------------------------------------------------------------------------
 
-    def _emit_event(self, event: PublicEvent) -> None:
+    def _emit_event(self, event: public.PublicEvent) -> None:
         match event:
-            case BlockStarted():
+            case public.BlockStarted():
                 self._step(event.turn)
                 self._block_started(event)
-            case Chunk():
+            case public.Chunk():
                 sent = self._blocks.get(event.block)
                 if sent and sent.open and event.tool_call_part in (None, "input"):
                     sent.text.append(event.text)
                     self._events.block_content(sent, event.text)
-            case BlockComplete():
+            case public.BlockComplete():
                 self._step(event.turn)
                 self._block_complete(event)
-            case ToolProgress():
+            case public.ToolProgress():
                 given = {"progress": event.progress, "total": event.total, "message": event.message}
                 known = {name: each for name, each in given.items() if each is not None}
                 call = {"toolCallId": event.tool_id, "toolName": event.tool_name}
                 self._events.custom("tool_progress", {**call, **known})
-            case ImagePreview():
+            case public.ImagePreview():
                 self._events.media("image_preview", event.block, event.image, index=event.index)
-            case Waiting():
+            case public.Waiting():
                 self._waits[event.wait] = event
-            case Resumed():
+            case public.Resumed():
                 self._waits.pop(event.wait, None)
-            case Retrying() | Restarted():
+            case public.Retrying() | public.Restarted():
                 self._void(event)
-            case UsageReported():
+            case public.UsageReported():
                 self._events.custom("usage", self._events.usage(event.total)[0])
-            case Completed() | Incomplete() | RunFailedEvent() | Cancelled():
+            case public.Completed() | public.Incomplete() | public.RunFailedEvent() | public.Cancelled():
                 self._end(event)
             case _:  # Started is sent already; an event of a newer version
                 pass
@@ -190,7 +173,7 @@ class AgUiStream(Encoder):
             self._events.step_finished(self._turn)
             self._turn = None
 
-    def _block_started(self, event: BlockStarted) -> None:
+    def _block_started(self, event: public.BlockStarted) -> None:
         if event.kind in ("image", "tool_result", "server_tool"):
             return
         kind = "text" if event.kind == "audio" else event.kind  # what a sound says is a text
@@ -202,7 +185,7 @@ class AgUiStream(Encoder):
     def _open(self, sent: SentBlock) -> None:
         self._events.block_start(sent, self._blocks.values())
 
-    def _block_complete(self, event: BlockComplete) -> None:
+    def _block_complete(self, event: public.BlockComplete) -> None:
         if event.kind == "tool_result":
             self._result(event)
         elif event.kind == "image":
@@ -249,16 +232,16 @@ class AgUiStream(Encoder):
             sent.encrypted = given
             self._close(sent)
 
-    def _cite(self, event: BlockComplete | Completed) -> None:
+    def _cite(self, event: public.BlockComplete | public.Completed) -> None:
         if found := citations_of(event):
-            about = {"message": f"{self._run}:{event.block}"} if isinstance(event, BlockComplete) else {}
+            about = {"message": f"{self._run}:{event.block}"} if isinstance(event, public.BlockComplete) else {}
             self._events.custom("citations", {**about, "citations": [citation_value(cited) for cited in found]})
 
     def _close(self, sent: SentBlock) -> None:
         sent.open = False
         self._events.block_end(sent)
 
-    def _result(self, event: BlockComplete) -> None:
+    def _result(self, event: public.BlockComplete) -> None:
         sent = SentBlock(
             block=event.block,
             turn=event.turn,
@@ -272,14 +255,14 @@ class AgUiStream(Encoder):
         self._blocks[event.block] = sent
         self._events.tool_result(sent)
 
-    def _void(self, event: Retrying | Restarted) -> None:
-        kind = "restarted" if isinstance(event, Restarted) else "retrying"
+    def _void(self, event: public.Retrying | public.Restarted) -> None:
+        kind = "restarted" if isinstance(event, public.Restarted) else "retrying"
         value = {
             "code": event.error.code,
             "drop_from": event.drop_from,
             "next_attempt": event.next_attempt,
             "delay_ms": event.delay_ms,
-            "continues": isinstance(event, Retrying) and bool(event.continues),
+            "continues": isinstance(event, public.Retrying) and bool(event.continues),
         }
         self._events.custom(kind, value)
         for activity in [each for each, known in self._activities.items() if known[0] >= event.drop_from]:
@@ -305,9 +288,9 @@ class AgUiStream(Encoder):
 
     # --- ends ---------------------------------------------------------------------------------------------------
 
-    def _end(self, event: TerminalEvent) -> None:
+    def _end(self, event: public.TerminalEvent) -> None:
         match event:
-            case Completed():
+            case public.Completed():
                 self._cite(event)
                 self._close_all()
                 outcome: Json = {"type": "success"}
@@ -318,13 +301,13 @@ class AgUiStream(Encoder):
                 elif event.finish == "tool_use" and (pending := self._pending()):
                     outcome["pendingToolCallIds"] = pending
                 self._finish(event, outcome)
-            case Cancelled():
+            case public.Cancelled():
                 self._close_all()
                 self._finish(event, {"type": "cancelled"})
-            case RunFailedEvent():
+            case public.RunFailedEvent():
                 problem = of_run(event.error, self._run)
                 self._fail(problem.message, problem.code, event.usage)
-            case Incomplete():
+            case public.Incomplete():
                 code = event.error.code if event.error else "stream_cut"
                 self._fail(f"{code}: {event.reason}", code, event.usage)
 
@@ -338,7 +321,7 @@ class AgUiStream(Encoder):
         answered = {sent.call for sent in self._blocks.values() if sent.kind == "tool_result"}
         return [sent.id for sent in self._blocks.values() if sent.kind == "tool_call" and sent.id not in answered]
 
-    def _finish(self, event: Completed | Cancelled, outcome: Json) -> None:
+    def _finish(self, event: public.Completed | public.Cancelled, outcome: Json) -> None:
         self._events.run_finished(outcome, event.usage)
         self._ended = True
 

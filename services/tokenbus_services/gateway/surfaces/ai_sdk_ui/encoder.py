@@ -14,24 +14,7 @@ A block of thinking is settled by visible text in a later block: a retry voids o
 
 from __future__ import annotations
 
-from tokenbus.events.public import (
-    BlockComplete,
-    BlockStarted,
-    Cancelled,
-    Chunk,
-    Completed,
-    ImagePreview,
-    Incomplete,
-    PublicEvent,
-    Restarted,
-    Resumed,
-    Retrying,
-    RunFailedEvent,
-    TerminalEvent,
-    ToolProgress,
-    UsageReported,
-    Waiting,
-)
+from tokenbus.events import public
 from tokenbus_services.gateway.problem import Problem
 from tokenbus_services.gateway.surfaces.ai_sdk_ui import parts
 from tokenbus_services.gateway.surfaces.ai_sdk_ui.parts import DONE, ITEM, METADATA, VOID, Part, written
@@ -40,7 +23,7 @@ from tokenbus_services.gateway.surfaces.contract import Encoder, wait_name
 from tokenbus_services.gateway.surfaces.errors import SENTENCES, sentence_of
 from tokenbus_services.gateway.surfaces.hosted import Steps, citations_of, original
 
-_CONTENT_EVENTS = (Chunk, BlockStarted, BlockComplete, ImagePreview, ToolProgress)
+_CONTENT_EVENTS = (public.Chunk, public.BlockStarted, public.BlockComplete, public.ImagePreview, public.ToolProgress)
 
 
 class UiStream(Encoder):
@@ -76,10 +59,10 @@ class UiStream(Encoder):
         self._open: dict[int, str] = {}
         """Open text and reasoning parts, by block: `text` or `reasoning`."""
         self._steps = Steps()
-        self._thoughts: dict[int, BlockComplete] = {}
+        self._thoughts: dict[int, public.BlockComplete] = {}
         """Complete thinking that is not settled; its part is still open."""
 
-    def feed(self, event: PublicEvent) -> list[bytes]:
+    def feed(self, event: public.PublicEvent) -> list[bytes]:
         if self._ended:
             return []
         if event.seq <= self._after:
@@ -93,40 +76,40 @@ class UiStream(Encoder):
         self._encode(event)
         return self._taken()
 
-    def _encode(self, event: PublicEvent) -> None:
+    def _encode(self, event: public.PublicEvent) -> None:
         if isinstance(event, _CONTENT_EVENTS):
             if event.turn != self._turn:
                 self._next_turn(event.turn)
             if self._first_block is None:
                 self._first_block = event.block
         match event:
-            case BlockStarted():
+            case public.BlockStarted():
                 self._block_started(event)
-            case Chunk():
+            case public.Chunk():
                 self._chunk(event)
-            case BlockComplete():
+            case public.BlockComplete():
                 self._block_complete(event)
-            case ImagePreview():
+            case public.ImagePreview():
                 if url := parts.media_url(self._run, event.image):
                     data = {"url": url, "index": event.index}
                     self._emit({"type": "data-image-preview", "id": str(event.block), "data": data, "transient": True})
-            case ToolProgress():
+            case public.ToolProgress():
                 self._settle_turn()
                 self._tools.progress(event)
-            case Waiting():
+            case public.Waiting():
                 self._settle_turn()
                 if event.what == "tool_result":
                     self._tools.ask_result(event.tool_id)
                 elif event.what == "approval" and self._asks:
                     self._tools.ask_approval(event.tool_id, wait_name(self._run, event.wait))
-            case Resumed(what="approval"):
+            case public.Resumed(what="approval"):
                 self._tools.decided(event, tells=self._asks)
-            case Retrying() | Restarted():
+            case public.Retrying() | public.Restarted():
                 self._void(event)
-            case UsageReported():
+            case public.UsageReported():
                 self._settle_turn()
                 self._emit({"type": "message-metadata", "messageMetadata": {"usage": parts.usage(event.total)}})
-            case Completed() | Incomplete() | RunFailedEvent() | Cancelled():
+            case public.Completed() | public.Incomplete() | public.RunFailedEvent() | public.Cancelled():
                 self._end(event)
             case _:  # Started is sent already; an event of a newer version
                 pass
@@ -162,7 +145,7 @@ class UiStream(Encoder):
         self._in_step = True
         self._emit({"type": "start-step"})
 
-    def _block_started(self, event: BlockStarted) -> None:
+    def _block_started(self, event: public.BlockStarted) -> None:
         match event.kind:
             case "text" | "audio":  # what a sound says is a text
                 self._start(event.block, "text")
@@ -177,7 +160,7 @@ class UiStream(Encoder):
         self._open[block] = kind
         self._emit({"type": f"{kind}-start", "id": str(block)})
 
-    def _chunk(self, event: Chunk) -> None:
+    def _chunk(self, event: public.Chunk) -> None:
         if event.visible:
             self._settle_before(event.block)
         match event.kind:
@@ -191,7 +174,7 @@ class UiStream(Encoder):
             case _:
                 pass
 
-    def _block_complete(self, event: BlockComplete) -> None:
+    def _block_complete(self, event: public.BlockComplete) -> None:
         match event.kind:
             case "text" | "audio":
                 if event.block in self._open:
@@ -217,9 +200,9 @@ class UiStream(Encoder):
                 if not event.cut:  # for the history that the client sends back
                     self._emit({"type": ITEM, "id": str(event.block), "data": original(event)})
 
-    def _cite(self, event: BlockComplete | Completed) -> None:
+    def _cite(self, event: public.BlockComplete | public.Completed) -> None:
         for number, cited in enumerate(citations_of(event)):
-            block = event.block if isinstance(event, BlockComplete) else "answer"
+            block = event.block if isinstance(event, public.BlockComplete) else "answer"
             source: Part = {"sourceId": f"{self._run}:{block}:{number}"}
             if cited.url:
                 self._emit({"type": "source-url", **source, "url": cited.url, "title": cited.title})
@@ -227,7 +210,7 @@ class UiStream(Encoder):
                 document = {"mediaType": "application/octet-stream", "title": cited.title or cited.file_id}
                 self._emit({"type": "source-document", **source, **document})
 
-    def _image(self, event: BlockComplete) -> None:
+    def _image(self, event: public.BlockComplete) -> None:
         if event.image is None or event.cut or (event.image.draft and not self._v7):
             return
         if url := parts.media_url(self._run, event.image):
@@ -246,7 +229,7 @@ class UiStream(Encoder):
             self._stop(block, parts.provider_metadata(self._thoughts.pop(block)))
         self._tools.settle()
 
-    def _void(self, event: Retrying | Restarted) -> None:
+    def _void(self, event: public.Retrying | public.Restarted) -> None:
         self._emit({"type": "data-tokenbus", "data": _notice(event), "transient": True})
         if self._first_block is None:
             return
@@ -281,22 +264,22 @@ class UiStream(Encoder):
             self._stop(block, {})
         self._stop_from(0)
 
-    def _end(self, event: TerminalEvent) -> None:
-        self._close(void=not isinstance(event, Completed))
+    def _end(self, event: public.TerminalEvent) -> None:
+        self._close(void=not isinstance(event, public.Completed))
         match event:
-            case Completed():
+            case public.Completed():
                 self._cite(event)
                 self._tools.hand_over()
                 self._finish_step()
                 self._finish(parts.FINISH[event.finish], {"timing": event.timing})
-            case Incomplete():
+            case public.Incomplete():
                 self._emit({"type": "error", "errorText": parts.CUT})
                 self._finish_step()
                 self._finish("interrupted" if self._v7 else "other")
-            case RunFailedEvent():
+            case public.RunFailedEvent():
                 self._emit({"type": "error", "errorText": SENTENCES[event.error.kind]})
                 self._finish("error")
-            case Cancelled():
+            case public.Cancelled():
                 self._finish_step()
                 self._emit({"type": "abort", **({"reason": event.reason} if event.reason else {})})
                 self._done()
@@ -323,14 +306,14 @@ class UiStream(Encoder):
         return out
 
 
-def _notice(event: Retrying | Restarted) -> Part:
+def _notice(event: public.Retrying | public.Restarted) -> Part:
     """A retry as the client may know it, without the provider's raw error."""
     return {
-        "type": "restarted" if isinstance(event, Restarted) else "retrying",
+        "type": "restarted" if isinstance(event, public.Restarted) else "retrying",
         "seq": event.seq,
         "code": event.error.code,
         "drop_from": event.drop_from,
         "next_attempt": event.next_attempt,
         "delay_ms": event.delay_ms,
-        "continues": isinstance(event, Retrying) and bool(event.continues),
+        "continues": isinstance(event, public.Retrying) and bool(event.continues),
     }

@@ -12,18 +12,8 @@ import msgspec
 
 from tokenbus.client.response import Response
 from tokenbus.core.run.blocks.public_blocks import arguments_object
+from tokenbus.events import public
 from tokenbus.events.normalized import FinishReason
-from tokenbus.events.public import (
-    BlockComplete,
-    BlockStarted,
-    Cancelled,
-    Chunk,
-    Completed,
-    Incomplete,
-    PublicEvent,
-    RunFailedEvent,
-    Started,
-)
 from tokenbus_services.gateway.problem import Problem, of_end
 from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayNote, WholeRun, encode_line
 from tokenbus_services.gateway.surfaces.errors import anthropic_error, anthropic_refusal
@@ -58,7 +48,7 @@ _OWN = {"signature", "redacted", "api", "provider"}
 """What a thinking block of the Messages API may have beside its text, and the origin."""
 
 
-def ending(end: Completed, echo: Echo) -> Json:
+def ending(end: public.Completed, echo: Echo) -> Json:
     """Why the message ends. If calls of the bus's tools are left over, the API's word for its own tools applies."""
     if end.stop_string and end.finish == "stop":
         return {"stop_reason": "stop_sequence", "stop_sequence": end.stop_string}
@@ -66,7 +56,7 @@ def ending(end: Completed, echo: Echo) -> Json:
     return {"stop_reason": reason, "stop_sequence": None}
 
 
-def usage_of(end: Completed, echo: Echo) -> Json:
+def usage_of(end: public.Completed, echo: Echo) -> Json:
     """The run's counts."""
     counts = token_counts(end.usage, echo.api_of(end))
     usage: Json = {
@@ -80,7 +70,7 @@ def usage_of(end: Completed, echo: Echo) -> Json:
     return usage
 
 
-def signature_of(block: BlockComplete) -> str:
+def signature_of(block: public.BlockComplete) -> str:
     """The signature of a thinking block; of another API, all that its provider wants back."""
     opaque = block.opaque or {}
     if not set(opaque) <= _OWN or opaque.get("api", "anthropic") != "anthropic":
@@ -88,12 +78,12 @@ def signature_of(block: BlockComplete) -> str:
     return block.signature or opaque.get("signature", "")
 
 
-def redacted_of(block: BlockComplete) -> str | None:
+def redacted_of(block: public.BlockComplete) -> str | None:
     """The data of a redacted thinking block of this API; None for any other block."""
     return None if block.content or block.signature else (block.opaque or {}).get("redacted")
 
 
-def server_blocks(block: BlockComplete, steps: Steps) -> Iterator[Json]:
+def server_blocks(block: public.BlockComplete, steps: Steps) -> Iterator[Json]:
     """What the provider did itself: a block of Anthropic's servers as it wrote it, a step of another API's provider in
     this API's words, with the item itself in `tokenbus`.
     """
@@ -160,7 +150,7 @@ def _brought(step: Step, output: Output) -> Json:
     return {"type": f"{_CALLED[step.tool]}_tool_result", "content": content}
 
 
-def citations_in(block: BlockComplete) -> Iterator[Json]:
+def citations_in(block: public.BlockComplete) -> Iterator[Json]:
     """The sources of a text: as Anthropic wrote them; of another API those with an address, as results of a search."""
     for cited in citations_of(block):
         if own := cited.words_of("anthropic"):
@@ -197,35 +187,35 @@ class MessagesStream(Encoder):
         self._next = 0
         self._steps = Steps()
 
-    def feed(self, event: PublicEvent) -> list[bytes]:
+    def feed(self, event: public.PublicEvent) -> list[bytes]:
         return [data for settled in self._settling.feed(event) for data in self._encode(settled)]
 
     def broken(self, problem: Problem) -> list[bytes]:
         return [b"event: error\ndata: %b\n\n" % anthropic_error(problem)]
 
-    def _encode(self, event: PublicEvent) -> list[bytes]:
+    def _encode(self, event: public.PublicEvent) -> list[bytes]:
         match event:
-            case Started():
+            case public.Started():
                 usage = {"input_tokens": 0, "output_tokens": 0}  # known at the end
                 return [_event("message_start", message=message_of(self._run, self._model, [], usage=usage))]
-            case BlockStarted():
+            case public.BlockStarted():
                 return self._start(event)
-            case BlockComplete(kind="server_tool"):
+            case public.BlockComplete(kind="server_tool"):
                 return self._whole(event)
-            case Chunk():
+            case public.Chunk():
                 return self._delta(event)
-            case BlockComplete():
+            case public.BlockComplete():
                 return self._stop(event)
-            case Completed():
+            case public.Completed():
                 how, usage = ending(event, self._echo), usage_of(event, self._echo)
                 ended = _event("message_delta", delta=how, usage=usage, **_beside(event))
                 return [*self._stop_cut_calls(), ended, _event("message_stop")]
-            case Incomplete() | RunFailedEvent() | Cancelled():
+            case public.Incomplete() | public.RunFailedEvent() | public.Cancelled():
                 return self.broken(of_end(event))
             case _:
                 return []
 
-    def _start(self, event: BlockStarted) -> list[bytes]:
+    def _start(self, event: public.BlockStarted) -> list[bytes]:
         match event.kind:
             case "text" | "audio":  # this API has no sound: what it says is a text
                 return [self._begin(event.block, {"type": "text", "text": ""})]
@@ -240,14 +230,14 @@ class MessagesStream(Encoder):
         self._next += 1
         return _event("content_block_start", index=self._open[block], content_block=content)
 
-    def _delta(self, event: Chunk) -> list[bytes]:
+    def _delta(self, event: public.Chunk) -> list[bytes]:
         match event:
-            case Chunk(kind="text" | "audio"):
+            case public.Chunk(kind="text" | "audio"):
                 delta: Json = {"type": "text_delta", "text": event.text}
-            case Chunk(kind="thinking"):
+            case public.Chunk(kind="thinking"):
                 begun = self._begin_thinking(event.block)
                 return [*begun, self._changed(event.block, type="thinking_delta", thinking=event.text)]
-            case Chunk(kind="tool_call", tool_call_part="input"):
+            case public.Chunk(kind="tool_call", tool_call_part="input"):
                 delta = {"type": "input_json_delta", "partial_json": event.text}
             case _:
                 return []
@@ -265,7 +255,7 @@ class MessagesStream(Encoder):
         """A message that reached a limit ends in a call that is cut, as the API's own. After an error it has no end."""
         return [_event("content_block_stop", index=index) for index in self._open.values()]
 
-    def _stop(self, event: BlockComplete) -> list[bytes]:
+    def _stop(self, event: public.BlockComplete) -> list[bytes]:
         if event.kind == "tool_call" and event.cut:
             return []
         out: list[bytes] = []
@@ -280,14 +270,14 @@ class MessagesStream(Encoder):
         index = self._open.pop(event.block, None)
         return out if index is None else [*out, _event("content_block_stop", index=index)]
 
-    def _whole(self, event: BlockComplete) -> list[bytes]:
+    def _whole(self, event: public.BlockComplete) -> list[bytes]:
         out: list[bytes] = []
         for content in server_blocks(event, self._steps):
             out += [self._begin(event.block, content), _event("content_block_stop", index=self._open.pop(event.block))]
         return out
 
 
-def _beside(end: Completed) -> Json:
+def _beside(end: public.Completed) -> Json:
     late = late_citations(end)
     return {"tokenbus": late} if late else {}
 
@@ -299,7 +289,7 @@ def _event(kind: str, **fields: object) -> bytes:
 def whole_message(note: GatewayNote, run: str) -> WholeRun:
     echo = msgspec.convert(note.echo, Echo)
 
-    def body(response: Response, end: Completed) -> Json:
+    def body(response: Response, end: public.Completed) -> Json:
         steps = Steps()
         content = [block for each in response.blocks for block in _content(each, echo, steps)]
         ended = {**ending(end, echo), "usage": usage_of(end, echo), **_beside(end)}
@@ -308,7 +298,7 @@ def whole_message(note: GatewayNote, run: str) -> WholeRun:
     return WholeRun(body, anthropic_refusal)
 
 
-def _content(block: BlockComplete, echo: Echo, steps: Steps) -> Iterator[Json]:
+def _content(block: public.BlockComplete, echo: Echo, steps: Steps) -> Iterator[Json]:
     match block.kind:
         case "text" | "audio" if block.content:
             cited = list(citations_in(block))

@@ -6,27 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from tokenbus.events import public
 from tokenbus.events.normalized import FinishReason
-from tokenbus.events.public import (
-    TERMINAL,
-    Answering,
-    BlockComplete,
-    BlockProgress,
-    BlockStarted,
-    Cancelled,
-    Chunk,
-    Completed,
-    ImagePreview,
-    Incomplete,
-    PublicEvent,
-    Restarted,
-    Resumed,
-    Retrying,
-    RunFailedEvent,
-    Started,
-    UsageReported,
-    Waiting,
-)
 from tokenbus.events.requests import (
     Interrupt,
     SessionMessage,
@@ -71,7 +52,7 @@ class SessionEvents:
         self._run: _RunEvents | None = None
         self._stop: Json = {"type": "end_turn"}
 
-    def feed(self, event: AnySessionEvent | PublicEvent) -> list[Json]:
+    def feed(self, event: AnySessionEvent | public.PublicEvent) -> list[Json]:
         """The events for this one; those of previews are `event_start` and `event_delta`."""
         match event:
             case Configured():
@@ -104,11 +85,11 @@ class SessionEvents:
         self._run = _RunEvents(event.run, self._previews, own_tools=self._own_tools)
         return [self._status("running", f"{event.run}.running")]
 
-    def _of_run(self, event: PublicEvent) -> list[Json]:
+    def _of_run(self, event: public.PublicEvent) -> list[Json]:
         if self._run is None or self._run.id != event.run:
             self._run = _RunEvents(event.run, self._previews, own_tools=self._own_tools)
         found = self._run.feed(event)
-        if isinstance(event, TERMINAL):
+        if isinstance(event, public.TERMINAL):
             self._stop = self._run.stop
         return [self._timed(each) for each in found]
 
@@ -158,20 +139,20 @@ class _RunEvents:
         self.parking = Parking()
         self._results: set[str] = set()
         """Calls that the client runs while the run waits."""
-        self._calls: list[BlockComplete] = []
+        self._calls: list[public.BlockComplete] = []
         """Calls of which it is not known yet whether they wait for somebody."""
         self._asks: dict[str, str] = {}
         """The event of the call that each open wait is for."""
         self._idle_for: list[str] = []
         """The events that the session has told it waits for."""
 
-    def feed(self, event: PublicEvent) -> list[Json]:
+    def feed(self, event: public.PublicEvent) -> list[Json]:
         """The events of this one, without their times."""
         out: list[Json] = []
-        if not isinstance(event, Waiting):
+        if not isinstance(event, public.Waiting):
             out += self.idle()
         self.parking.feed(event)
-        if isinstance(event, Retrying | Restarted):
+        if isinstance(event, public.Retrying | public.Restarted):
             out += self._close(None, failed=True)
         elif _is_of_model(event) and self._request is None:
             self._request = self._name(f"{event.turn}.{event.attempt}.request")
@@ -204,7 +185,7 @@ class _RunEvents:
             told.append(use)
         return told
 
-    def _waits(self, event: Waiting) -> list[Json]:
+    def _waits(self, event: public.Waiting) -> list[Json]:
         told = self._told(event.block, asks=event.what)
         name = self._uses.get(event.tool_id, self._name(event.block))
         if event.what == "tool_result" and not told:  # it was allowed before
@@ -217,7 +198,7 @@ class _RunEvents:
             self._uses[event.tool_id] = name
         return told
 
-    def _resumed(self, event: Resumed) -> list[Json]:
+    def _resumed(self, event: public.Resumed) -> list[Json]:
         use = self._asks.pop(event.wait, None)
         out: list[Json] = []
         if use and event.what == "approval":
@@ -228,22 +209,22 @@ class _RunEvents:
             out.append({"type": "session.status_running", "id": self._name(f"running.{event.wait}")})
         return out
 
-    def _settled(self, event: PublicEvent) -> list[Json]:
+    def _settled(self, event: public.PublicEvent) -> list[Json]:
         match event:
-            case Waiting():
+            case public.Waiting():
                 return self._waits(event)
-            case Resumed():
+            case public.Resumed():
                 return self._resumed(event)
-            case BlockStarted(kind="text" | "thinking" as kind, block=block):
+            case public.BlockStarted(kind="text" | "thinking" as kind, block=block):
                 return self._preview("agent.message" if kind == "text" else "agent.thinking", block)
-            case Chunk(kind="text", visible=True) if "agent.message" in self._previews:
+            case public.Chunk(kind="text", visible=True) if "agent.message" in self._previews:
                 delta = {"type": "content_delta", "index": 0, "content": text_block(event.text)}
                 return [{"type": "event_delta", "event_id": self._name(event.block), "delta": delta}]
-            case BlockComplete():
+            case public.BlockComplete():
                 return self._block(event)
-            case UsageReported(usage=usage):
+            case public.UsageReported(usage=usage):
                 return self._close(usage)
-            case Completed() | Incomplete() | RunFailedEvent() | Cancelled():
+            case public.Completed() | public.Incomplete() | public.RunFailedEvent() | public.Cancelled():
                 return self._end(event)
             case _:
                 return []
@@ -253,7 +234,7 @@ class _RunEvents:
             return []
         return [{"type": "event_start", "event": {"type": kind, "id": self._name(block)}}]
 
-    def _block(self, event: BlockComplete) -> list[Json]:
+    def _block(self, event: public.BlockComplete) -> list[Json]:
         name = self._name(event.block)
         match event.kind:
             case "text" | "audio" if event.content:
@@ -299,8 +280,10 @@ class _RunEvents:
             "is_error": failed,
         }
 
-    def _end(self, event: Completed | Incomplete | RunFailedEvent | Cancelled) -> list[Json]:
-        failed = isinstance(event, Incomplete | RunFailedEvent)
+    def _end(
+        self, event: public.Completed | public.Incomplete | public.RunFailedEvent | public.Cancelled
+    ) -> list[Json]:
+        failed = isinstance(event, public.Incomplete | public.RunFailedEvent)
         out = self._told()
         out += self._close(None, failed=failed)
         if failed:
@@ -311,7 +294,7 @@ class _RunEvents:
             out.append({"type": "session.error", "id": self._name("error"), "error": {**error, **retry}})
         elif event.finish in _REFUSED:
             self.stop = {"type": "refusal"}
-        elif isinstance(event, Completed) and self._owed:
+        elif isinstance(event, public.Completed) and self._owed:
             self.stop = {"type": "requires_action", "event_ids": self._owed}
         return out
 
@@ -333,8 +316,8 @@ class _RunEvents:
         return f"{EVENT}{self.id}.{place}"
 
 
-def _is_of_model(event: PublicEvent) -> bool:
+def _is_of_model(event: public.PublicEvent) -> bool:
     """Whether a request of the model is under way: not while a tool runs or somebody decides."""
-    if isinstance(event, BlockStarted | BlockComplete | Chunk):
+    if isinstance(event, public.BlockStarted | public.BlockComplete | public.Chunk):
         return event.kind != "tool_result"
-    return isinstance(event, Started | Answering | ImagePreview | BlockProgress)
+    return isinstance(event, public.Started | public.Answering | public.ImagePreview | public.BlockProgress)

@@ -10,18 +10,8 @@ import msgspec
 
 from tokenbus.client.response import Response
 from tokenbus.core.run.blocks.public_blocks import arguments_object
+from tokenbus.events import public
 from tokenbus.events.normalized import FinishReason
-from tokenbus.events.public import (
-    AudioRef,
-    BlockComplete,
-    Cancelled,
-    Chunk,
-    Completed,
-    ImageRef,
-    Incomplete,
-    PublicEvent,
-    RunFailedEvent,
-)
 from tokenbus_services.gateway.problem import Problem, of_end
 from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayNote, WholeRun, blob_path, encode_line
 from tokenbus_services.gateway.surfaces.errors import gemini_error, gemini_refusal
@@ -78,7 +68,7 @@ class AnswerWriter:
         self._carried: list[Json] = []
         """The provider's items for which this API has no part; the next part that is signed has them."""
 
-    def items(self, block: BlockComplete) -> list[Json]:
+    def items(self, block: public.BlockComplete) -> list[Json]:
         """The parts of what the provider did itself: its own of this API, else code in this API's words. What it
         searched for is kept for the candidate.
         """
@@ -106,9 +96,9 @@ class AnswerWriter:
             part["thoughtSignature"] = pack_opaque(carried if number == 0 else _BESIDE)
         return parts
 
-    def cite(self, event: BlockComplete | Completed) -> None:
+    def cite(self, event: public.BlockComplete | public.Completed) -> None:
         """Keep the sources of a text, or of the answer, for the candidate."""
-        text = (event.content or "") if isinstance(event, BlockComplete) else ""
+        text = (event.content or "") if isinstance(event, public.BlockComplete) else ""
         for extra in event.provider_extra or ():
             name = str(extra.get("name", "")).removeprefix("gemini.")
             if name in _METADATA and extra.get("json") != "{}":
@@ -128,7 +118,7 @@ class AnswerWriter:
         built = {name: value for name, value in found.items() if value}
         return {**({"groundingMetadata": built} if built else {}), **self._beside}
 
-    def piece(self, chunk: Chunk) -> Json | None:
+    def piece(self, chunk: public.Chunk) -> Json | None:
         """The part for a piece of a block; None if it is sent whole, or not at all."""
         if chunk.kind in ("text", "audio"):
             return {"text": chunk.text}
@@ -136,7 +126,7 @@ class AnswerWriter:
             return {"text": chunk.text, "thought": True}
         return None
 
-    def rest(self, block: BlockComplete) -> Json | None:
+    def rest(self, block: public.BlockComplete) -> Json | None:
         """The part for the end of a block that was sent in pieces: its signature; or for a block that is sent whole."""
         match block.kind:
             case "text":
@@ -146,14 +136,14 @@ class AnswerWriter:
             case _:
                 return self._sent_whole(block)
 
-    def parts(self, block: BlockComplete) -> list[Json]:
+    def parts(self, block: public.BlockComplete) -> list[Json]:
         self.cite(block)
         if block.kind == "server_tool":
             return self.items(block)
         said: list[Json] = [{"text": block.content}] if block.kind == "audio" and block.content else []
         return [*said, *([part] if (part := self.whole(block)) else [])]
 
-    def whole(self, block: BlockComplete) -> Json | None:
+    def whole(self, block: public.BlockComplete) -> Json | None:
         """The part for a whole block; None if it is not sent."""
         content = block.content or ""
         match block.kind:
@@ -164,15 +154,15 @@ class AnswerWriter:
             case _:
                 return self._sent_whole(block)
 
-    def _sent_whole(self, block: BlockComplete) -> Json | None:
+    def _sent_whole(self, block: public.BlockComplete) -> Json | None:
         match block:
-            case BlockComplete(kind="tool_call") if not (block.cut or self._echo.bus_tools):
+            case public.BlockComplete(kind="tool_call") if not (block.cut or self._echo.bus_tools):
                 called = {"id": block.tool_id, "name": block.tool_name, "args": arguments_object(block)}
                 return {"functionCall": called, **self._signature(block)}
-            case BlockComplete(kind="audio", audio=AudioRef() as audio) if not block.cut:
+            case public.BlockComplete(kind="audio", audio=public.AudioRef() as audio) if not block.cut:
                 own = {"audio": audio.audio_id, "api": "openai-chat"} if audio.audio_id else {}
                 return {**_media(self._run, audio), **({"thoughtSignature": pack_opaque(own)} if own else {})}
-            case BlockComplete(kind="image", image=ImageRef() as image):
+            case public.BlockComplete(kind="image", image=public.ImageRef() as image):
                 if image.draft and not self._echo.thoughts:
                     return None
                 return {
@@ -183,7 +173,7 @@ class AnswerWriter:
             case _:
                 return None
 
-    def _signature(self, block: BlockComplete) -> Json:
+    def _signature(self, block: public.BlockComplete) -> Json:
         """The part's own signature, with the provider's items that come before it."""
         if not self._carried:
             return _signature(block)
@@ -198,7 +188,7 @@ class AnswerWriter:
         """A part without content, for items that no part follows."""
         return [{"text": "", "thoughtSignature": pack_opaque({LAST_ITEMS: self._taken()})}] if self._carried else []
 
-    def response(self, parts: Iterable[Json], end: Completed | None = None) -> Json:
+    def response(self, parts: Iterable[Json], end: public.Completed | None = None) -> Json:
         """A chunk, or the whole response."""
         candidate: Json = {"content": {"role": "model", "parts": list(parts)}, "index": 0}
         response: Json = {"candidates": [candidate], "modelVersion": self._model, "responseId": self._run}
@@ -209,12 +199,12 @@ class AnswerWriter:
             response["usageMetadata"] = self._usage(end)
         return response
 
-    def _finish(self, end: Completed) -> str:
+    def _finish(self, end: public.Completed) -> str:
         if end.finish == "tool_use" and self._echo.bus_tools:
             return "TOO_MANY_TOOL_CALLS"  # of the bus's tools, over `max_tool_depth`
         return _FINISH_REASONS[end.finish]
 
-    def _usage(self, end: Completed) -> Json:
+    def _usage(self, end: public.Completed) -> Json:
         counts = token_counts(end.usage, self._echo.api_of(end))
         usage: Json = {
             "promptTokenCount": counts.input,
@@ -225,14 +215,14 @@ class AnswerWriter:
         return usage | ({"cachedContentTokenCount": counts.cache_read} if counts.cache_read else {})
 
 
-def _media(run: str, media: ImageRef | AudioRef) -> Json:
+def _media(run: str, media: public.ImageRef | public.AudioRef) -> Json:
     """The bytes, or the address at this gateway of a blob that was not loaded."""
     if media.base64 is not None:
         return {"inlineData": {"mimeType": media.media_type, "data": media.base64}}
     return {"fileData": {"mimeType": media.media_type, "fileUri": blob_path(run, media.blob_id or "")}}
 
 
-def _signature(block: BlockComplete) -> Json:
+def _signature(block: public.BlockComplete) -> Json:
     """The part's own signature; of another API, all that its provider wants back."""
     opaque = dict(block.opaque or {})
     if block.signature:
@@ -251,7 +241,7 @@ class GeminiStream(Encoder):
         self._answer = AnswerWriter(note, run)
         self._settling = Settling(hold_thinking=True, hold_calls=True, on_failure=echo_of(note).on_failure)
 
-    def feed(self, event: PublicEvent) -> list[bytes]:
+    def feed(self, event: public.PublicEvent) -> list[bytes]:
         return [data for settled in self._settling.feed(event) for data in self._encode(settled)]
 
     def broken(self, problem: Problem) -> list[bytes]:
@@ -265,18 +255,18 @@ class GeminiStream(Encoder):
     def _last(self, chunk: Json) -> bytes:
         """The last chunk."""
 
-    def _encode(self, event: PublicEvent) -> list[bytes]:
+    def _encode(self, event: public.PublicEvent) -> list[bytes]:
         match event:
-            case Chunk():
+            case public.Chunk():
                 part = self._answer.piece(event)
-            case BlockComplete(kind="server_tool"):
+            case public.BlockComplete(kind="server_tool"):
                 return [self._more(self._answer.response([part])) for part in self._answer.items(event)]
-            case BlockComplete():
+            case public.BlockComplete():
                 self._answer.cite(event)
                 part = self._answer.rest(event)
-            case Completed():
+            case public.Completed():
                 return [self._last(self._answer.response(self._answer.last() or [{"text": ""}], event))]
-            case Incomplete() | RunFailedEvent() | Cancelled():
+            case public.Incomplete() | public.RunFailedEvent() | public.Cancelled():
                 return self.broken(of_end(event))
             case _:
                 part = None
@@ -311,7 +301,7 @@ class ArrayStream(GeminiStream):
 def whole_response(note: GatewayNote, run: str) -> WholeRun:
     answer = AnswerWriter(note, run)
 
-    def body(response: Response, end: Completed) -> Json:
+    def body(response: Response, end: public.Completed) -> Json:
         parts = [part for block in response.blocks for part in answer.parts(block)]
         return answer.response([*parts, *answer.last()], end)
 

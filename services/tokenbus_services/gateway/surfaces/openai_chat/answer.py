@@ -11,20 +11,8 @@ from typing import cast
 import msgspec
 
 from tokenbus.client.response import Response
+from tokenbus.events import public
 from tokenbus.events.normalized import FinishReason
-from tokenbus.events.public import (
-    TERMINAL,
-    AudioRef,
-    BlockComplete,
-    BlockStarted,
-    Cancelled,
-    Chunk,
-    Completed,
-    Incomplete,
-    PublicEvent,
-    RunFailedEvent,
-    TerminalEvent,
-)
 from tokenbus.events.usage import Usage
 from tokenbus_services.gateway.problem import Problem, of_end
 from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayNote, WholeRun, encode_line
@@ -75,13 +63,13 @@ class ChatEncoder(Encoder):
         """The block whose text was sent last."""
         self._over = False
 
-    def feed(self, event: PublicEvent) -> list[bytes]:
+    def feed(self, event: public.PublicEvent) -> list[bytes]:
         if self._over:
             return []
         out: list[bytes] = []
         for settled in self._settling.feed(event):
             out += self._encode(settled)
-        if isinstance(event, TERMINAL):
+        if isinstance(event, public.TERMINAL):
             self._over = True
         return out
 
@@ -91,33 +79,33 @@ class ChatEncoder(Encoder):
         self._over = True
         return [_error_event(problem)]
 
-    def _encode(self, event: PublicEvent) -> list[bytes]:
+    def _encode(self, event: public.PublicEvent) -> list[bytes]:
         match event:
-            case Chunk(kind="text", visible=True, text=text) if text:
+            case public.Chunk(kind="text", visible=True, text=text) if text:
                 out = [*self._role(), *self._seam(event)]
                 self._begun_at.setdefault(event.block, self._sent)
                 return [*out, self._text(text)]
-            case Chunk(kind="audio", visible=True, text=text) if text:
+            case public.Chunk(kind="audio", visible=True, text=text) if text:
                 return [*self._role(), self._delta({"audio": {"transcript": text}})]
-            case BlockComplete(kind="text"):
+            case public.BlockComplete(kind="text"):
                 self._cited += annotations_of(citations_of(event), self._begun_at.get(event.block, self._sent))
                 return []
-            case BlockComplete(kind="audio", audio=AudioRef() as audio) if not event.cut:
+            case public.BlockComplete(kind="audio", audio=public.AudioRef() as audio) if not event.cut:
                 # The id is sent once: clients join the texts of all deltas.
                 return [*self._role(), self._delta({"audio": sound_of(event, audio)})]
-            case Chunk(kind="thinking", text=text) if text and self._echo.reasoning:
+            case public.Chunk(kind="thinking", text=text) if text and self._echo.reasoning:
                 return [*self._role(), self._delta({"reasoning_content": text})]
-            case BlockStarted(kind="tool_call", free_text=True):
+            case public.BlockStarted(kind="tool_call", free_text=True):
                 self._free_text.add(event.block)
                 return []
-            case Chunk(kind="tool_call", tool_call_part="input", text=text) if text and not self._echo.bus_tools:
+            case public.Chunk(kind="tool_call", tool_call_part="input", text=text) if text and not self._echo.bus_tools:
                 return self._arguments(event, text)
-            case BlockComplete(kind="tool_call") if not self._echo.bus_tools and not event.cut:
+            case public.BlockComplete(kind="tool_call") if not self._echo.bus_tools and not event.cut:
                 self._whole_calls = True
                 # Clients parse the arguments as JSON.
                 none = "" if event.free_text else "{}"
                 return [] if event.block in self._calls else self._arguments(event, none)
-            case Completed() | Incomplete() | RunFailedEvent() | Cancelled():
+            case public.Completed() | public.Incomplete() | public.RunFailedEvent() | public.Cancelled():
                 return self._end(event)
             case _:
                 return []
@@ -128,12 +116,12 @@ class ChatEncoder(Encoder):
         self._role_sent = True
         return [self._delta({"role": "assistant", "content": ""})]
 
-    def _seam(self, event: Chunk) -> list[bytes]:
+    def _seam(self, event: public.Chunk) -> list[bytes]:
         """Texts of two turns of one answer are apart by a blank line, as in the run's own `text`."""
         before, self._text_of = self._text_of, event.turn
         return [self._text("\n\n")] if before is not None and before != event.turn else []
 
-    def _arguments(self, event: Chunk | BlockComplete, text: str) -> list[bytes]:
+    def _arguments(self, event: public.Chunk | public.BlockComplete, text: str) -> list[bytes]:
         begun: list[bytes] = []
         if event.block not in self._calls:
             begun = self._call(event)
@@ -141,14 +129,14 @@ class ChatEncoder(Encoder):
         call = {"index": self._calls[event.block], **piece}
         return [*begun, self._delta({"tool_calls": [call]})]
 
-    def _call(self, event: Chunk | BlockComplete) -> list[bytes]:
+    def _call(self, event: public.Chunk | public.BlockComplete) -> list[bytes]:
         # Do not announce a call before its first argument: if it is cut, the client could not run it.
         self._calls[event.block] = index = len(self._calls)
         call = {"index": index, **_call(event, "", free_text=event.block in self._free_text)}
         return [*self._role(), self._delta({"tool_calls": [call]})]
 
-    def _end(self, end: TerminalEvent) -> list[bytes]:
-        if not isinstance(end, Completed):
+    def _end(self, end: public.TerminalEvent) -> list[bytes]:
+        if not isinstance(end, public.Completed):
             return [_error_event(of_end(end))]
         finish = finish_of(end.finish, calls=self._whole_calls)
         cited = [*self._cited, *annotations_of(citations_of(end), self._sent)]
@@ -176,14 +164,14 @@ def whole_chat(note: GatewayNote, run: str) -> WholeRun:
     """Collects one run as one body."""
     echo = echo_of(note)
 
-    def body(response: Response, end: Completed) -> dict[str, object]:
+    def body(response: Response, end: public.Completed) -> dict[str, object]:
         calls = [] if echo.bus_tools else [call for call in response.tool_calls if not call.cut]
         message: dict[str, object] = {"role": "assistant", "content": response.text, "refusal": None}
         if found := _annotations(response, end):
             message["annotations"] = found
         if sound := next((block for block in response.blocks if block.audio and not block.cut), None):
             message["content"] = None  # as this API has it: what the sound says is its transcript
-            message["audio"] = {"transcript": response.text, **sound_of(sound, cast("AudioRef", sound.audio))}
+            message["audio"] = {"transcript": response.text, **sound_of(sound, cast("public.AudioRef", sound.audio))}
         if echo.reasoning and response.thinking:
             message["reasoning_content"] = response.thinking
         if calls:
@@ -216,7 +204,7 @@ def annotations_of(citations: list[Citation], at: int) -> list[dict[str, object]
     ]
 
 
-def _annotations(response: Response, end: Completed) -> list[dict[str, object]]:
+def _annotations(response: Response, end: public.Completed) -> list[dict[str, object]]:
     """Those of all texts, which `Response.text` joins."""
     at, turn = 0, None
     found: list[dict[str, object]] = []
@@ -229,7 +217,7 @@ def _annotations(response: Response, end: Completed) -> list[dict[str, object]]:
     return found + annotations_of(citations_of(end), at)
 
 
-def sound_of(block: BlockComplete, audio: AudioRef) -> dict[str, object]:
+def sound_of(block: public.BlockComplete, audio: public.AudioRef) -> dict[str, object]:
     """A sound: its bytes if the events carry them, else the id of the blob, which the gateway serves."""
     known: dict[str, object] = {"id": audio.audio_id or f"audio_{block.run}_{block.block}"}
     known |= {"data": audio.base64 or "", "expires_at": audio.expires_at or 0}
@@ -237,7 +225,7 @@ def sound_of(block: BlockComplete, audio: AudioRef) -> dict[str, object]:
     return {**known, **blob}
 
 
-def _call(event: Chunk | BlockComplete, text: str, *, free_text: bool) -> dict[str, object]:
+def _call(event: public.Chunk | public.BlockComplete, text: str, *, free_text: bool) -> dict[str, object]:
     kind, field = ("custom", "input") if free_text else ("function", "arguments")
     return {
         "id": event.tool_id or f"call_{event.block}",

@@ -5,19 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, cast
 
-from tokenbus.events.public import (
-    TERMINAL,
-    BlockComplete,
-    Cancelled,
-    Completed,
-    ImagePreview,
-    ImageRef,
-    Incomplete,
-    PublicEvent,
-    Restarted,
-    Retrying,
-    RunFailedEvent,
-)
+from tokenbus.events import public
 from tokenbus.events.requests import ImageOptions, Message
 from tokenbus.events.usage import Usage
 from tokenbus_services.gateway.problem import Problem, invalid, of_end, of_run
@@ -44,19 +32,21 @@ class MadeImages:
     """Collects the images of a run; those of a void attempt are not among them."""
 
     def __init__(self) -> None:
-        self._images: dict[int, ImageRef] = {}
+        self._images: dict[int, public.ImageRef] = {}
 
-    def add(self, event: PublicEvent) -> None:
+    def add(self, event: public.PublicEvent) -> None:
         match event:
-            case BlockComplete(image=ImageRef() as image) if event.kind == "image" and image.base64 and not image.draft:
+            case public.BlockComplete(image=public.ImageRef() as image) if (
+                event.kind == "image" and image.base64 and not image.draft
+            ):
                 self._images[event.block] = image
-            case Retrying() | Restarted():
+            case public.Retrying() | public.Restarted():
                 self._images = {block: image for block, image in self._images.items() if block < event.drop_from}
             case _:
                 pass
 
     @property
-    def images(self) -> list[ImageRef]:
+    def images(self) -> list[public.ImageRef]:
         return [self._images[block] for block in sorted(self._images)]
 
 
@@ -66,9 +56,9 @@ class WholeImages(WholeAnswer):
         self._run = run
         self._made = MadeImages()
 
-    def feed(self, event: PublicEvent) -> Answer | None:
+    def feed(self, event: public.PublicEvent) -> Answer | None:
         self._made.add(event)
-        if not isinstance(event, TERMINAL):
+        if not isinstance(event, public.TERMINAL):
             return None
         if problem := problem_of(event, self._made.images, self._run):
             return openai_refusal(problem)
@@ -88,11 +78,11 @@ class ImageStream(Encoder):
         self._run = run
         self._made = MadeImages()
 
-    def feed(self, event: PublicEvent) -> list[bytes]:
+    def feed(self, event: public.PublicEvent) -> list[bytes]:
         self._made.add(event)
-        if isinstance(event, ImagePreview) and event.image.base64:
+        if isinstance(event, public.ImagePreview) and event.image.base64:
             return [self._event("partial_image", event.image, partial_image_index=event.index)]
-        if not isinstance(event, TERMINAL):
+        if not isinstance(event, public.TERMINAL):
             return []
         if problem := problem_of(event, self._made.images, self._run):
             return self.broken(problem)
@@ -102,7 +92,7 @@ class ImageStream(Encoder):
     def broken(self, problem: Problem) -> list[bytes]:
         return [b"event: error\ndata: %b\n\n" % encode_line({"type": "error", "error": openai_error(problem)})]
 
-    def _event(self, kind: str, image: ImageRef, **fields: object) -> bytes:
+    def _event(self, kind: str, image: public.ImageRef, **fields: object) -> bytes:
         name = f"image_generation.{kind}"
         body: Json = {
             "type": name,
@@ -117,16 +107,16 @@ class ImageStream(Encoder):
         return b"event: %b\ndata: %b\n\n" % (name.encode(), encode_line(body))
 
 
-def problem_of(event: PublicEvent, images: list[ImageRef], run: str) -> Problem | None:
+def problem_of(event: public.PublicEvent, images: list[public.ImageRef], run: str) -> Problem | None:
     """Why the run gave no images; None if it did."""
     match event:
-        case RunFailedEvent(error=error):
+        case public.RunFailedEvent(error=error):
             return of_run(error, run)
-        case Incomplete(error=error) if error:
+        case public.Incomplete(error=error) if error:
             return of_run(error, run)
-        case Cancelled():
+        case public.Cancelled():
             return of_end(event)
-        case Completed() if images:
+        case public.Completed() if images:
             return None
         case _:
             why = "the model answered without an image"
@@ -144,7 +134,7 @@ def usage_object(usage: Usage) -> Json:
     }
 
 
-def _format(image: ImageRef) -> str:
+def _format(image: public.ImageRef) -> str:
     return image.media_type.removeprefix("image/")
 
 
@@ -152,7 +142,7 @@ def _known(name: str, value: str, values: tuple[str, ...]) -> Json:
     return {name: value} if value in values else {}
 
 
-def _revised(image: ImageRef) -> Json:
+def _revised(image: public.ImageRef) -> Json:
     return {"revised_prompt": image.revised_prompt} if image.revised_prompt else {}
 
 

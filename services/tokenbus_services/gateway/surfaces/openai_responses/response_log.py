@@ -9,24 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tokenbus.events import public
 from tokenbus.events.error_info import ErrorInfo
-from tokenbus.events.public import (
-    TERMINAL,
-    Answering,
-    BlockComplete,
-    BlockStarted,
-    Chunk,
-    ImagePreview,
-    Incomplete,
-    PublicEvent,
-    Restarted,
-    Resumed,
-    Retrying,
-    RunFailedEvent,
-    Started,
-    UsageReported,
-    Waiting,
-)
 from tokenbus_services.gateway.problem import Problem, of_run
 from tokenbus_services.gateway.surfaces.contract import Answer, Encoder, GatewayNote, WholeAnswer, encode_line
 from tokenbus_services.gateway.surfaces.errors import openai_refusal
@@ -89,7 +73,7 @@ class ResponseLog:
     def status(self) -> str:
         return self._object.status
 
-    def feed(self, event: PublicEvent) -> list[Json]:
+    def feed(self, event: public.PublicEvent) -> list[Json]:
         """Return the events to send, each with its `sequence_number`."""
         number = self._parts.feed(event)
         if self._part is not None and number < self._part:
@@ -141,49 +125,49 @@ class ResponseLog:
         self._object.status = "in_progress"
         return [*events, self._state("response.in_progress")]
 
-    def _encode(self, event: PublicEvent) -> list[Json]:
+    def _encode(self, event: public.PublicEvent) -> list[Json]:
         match event:
-            case Started():
+            case public.Started():
                 self._object.answered_by(event.provider, event.model)
-            case BlockStarted():
+            case public.BlockStarted():
                 return self._item(event)[1]
-            case Chunk():
+            case public.Chunk():
                 item, events = self._item(event)
                 return [*events, *self._of(item, item.chunk(event) if item and item.open else [])]
-            case ImagePreview():
+            case public.ImagePreview():
                 item = self._items.get(self._index.get(event.block, -1))
                 return self._of(item, item.preview(event) if item and item.open else [])
-            case BlockComplete(item=item) if item in (REQUEST, ANSWER):
+            case public.BlockComplete(item=item) if item in (REQUEST, ANSWER):
                 if item == REQUEST and not event.cut:
                     self._asked.hold(event)
-            case Waiting(what="approval"):
+            case public.Waiting(what="approval"):
                 return self._whole(self._asked.ask(event))
-            case Resumed(what="approval"):
+            case public.Resumed(what="approval"):
                 answer = self._asked.decided(event)
                 return self._whole(answer) if self._part is None else []
-            case BlockComplete(kind="tool_result") if not self._settings.show_tools:
+            case public.BlockComplete(kind="tool_result") if not self._settings.show_tools:
                 called = self._asked.called(event)
                 return self._whole(called) if called else []
-            case BlockComplete(kind="server_tool") if not is_own(event, "openai-responses"):
+            case public.BlockComplete(kind="server_tool") if not is_own(event, "openai-responses"):
                 return self._hosted_step(event)
-            case BlockComplete():
+            case public.BlockComplete():
                 return self._complete_item(event)
-            case Retrying() | Restarted():
-                if isinstance(event, Retrying) and event.fallback:
+            case public.Retrying() | public.Restarted():
+                if isinstance(event, public.Retrying) and event.fallback:
                     self._object.answered_by(event.fallback.provider, event.fallback.model)
                 return self._void(event.drop_from, event.error)
-            case UsageReported():
+            case public.UsageReported():
                 self._object.count(event.usage, event.total)
-            case Answering():
+            case public.Answering():
                 self._object.answered_by(event.provider, event.model)
-            case _ if isinstance(event, TERMINAL):
+            case _ if isinstance(event, public.TERMINAL):
                 left = [each for block in self._asked.not_asked() for each in self._complete_item(block)]
                 return [*left, *self._end(self._object.end(event))]
             case _:
                 pass
         return []
 
-    def _complete_item(self, event: BlockComplete) -> list[Json]:
+    def _complete_item(self, event: public.BlockComplete) -> list[Json]:
         item, events = self._item(event)
         return [*events, *self._complete(item, event)]
 
@@ -195,7 +179,9 @@ class ResponseLog:
 
     # --- items --------------------------------------------------------------------------------------------------
 
-    def _item(self, event: BlockStarted | Chunk | BlockComplete) -> tuple[OutputItem | None, list[Json]]:
+    def _item(
+        self, event: public.BlockStarted | public.Chunk | public.BlockComplete
+    ) -> tuple[OutputItem | None, list[Json]]:
         """The block's item, and the events that begin it if it is new. None: the client does not see the block."""
         if event.block in self._index:
             return self._items.get(self._index[event.block]), []
@@ -216,7 +202,7 @@ class ResponseLog:
         self._items[index] = item
         return [{"type": "response.output_item.added", "output_index": index, "item": item.state}]
 
-    def _hosted_step(self, event: BlockComplete) -> list[Json]:
+    def _hosted_step(self, event: public.BlockComplete) -> list[Json]:
         """What another API's provider did itself: an item that is done with its output."""
         step = self._steps.read(event)
         events: list[Json] = []
@@ -235,13 +221,13 @@ class ResponseLog:
             return events
         return [*events, *self._done(item, event)]
 
-    def _shows(self, event: BlockStarted | Chunk | BlockComplete) -> bool:
+    def _shows(self, event: public.BlockStarted | public.Chunk | public.BlockComplete) -> bool:
         if event.kind == "tool_call":
             return self._settings.show_tools or not self._settings.bus_tools
         if event.kind == "tool_result":
             return self._settings.show_tools
         if event.kind == "server_tool":
-            if not isinstance(event, BlockComplete) or event.cut:
+            if not isinstance(event, public.BlockComplete) or event.cut:
                 return False
             return is_own(event, "openai-responses")
         return True
@@ -251,12 +237,12 @@ class ResponseLog:
             return []
         return [{**event, "output_index": self._index[item.block]} for event in events]
 
-    def _complete(self, item: OutputItem | None, end: BlockComplete) -> list[Json]:
+    def _complete(self, item: OutputItem | None, end: public.BlockComplete) -> list[Json]:
         if item is None or not item.open or (end.cut and isinstance(item, FunctionCall)):
             return []
         return self._done(item, end)
 
-    def _done(self, item: OutputItem, end: BlockComplete) -> list[Json]:
+    def _done(self, item: OutputItem, end: public.BlockComplete) -> list[Json]:
         events = self._of(item, item.complete(end))
         done: Json = {"type": "response.output_item.done", "item": item.state}
         return [*events, *self._of(item, [done])]
@@ -288,9 +274,9 @@ class ResponseLog:
         self.ended = True
         return [*events, self._state(kind)]
 
-    def _cut(self, item: OutputItem) -> BlockComplete:
+    def _cut(self, item: OutputItem) -> public.BlockComplete:
         """An end for an item whose block has none."""
-        return BlockComplete(run=self._run, seq=0, turn=0, attempt=0, block=item.block, kind="text", cut=True)
+        return public.BlockComplete(run=self._run, seq=0, turn=0, attempt=0, block=item.block, kind="text", cut=True)
 
     def _state(self, kind: str) -> Json:
         return {"type": kind, "response": self.response}
@@ -313,9 +299,9 @@ class ResponseStream(Encoder):
         self._log = ResponseLog(note, run, streamed=True, part=part)
         self._after = after
 
-    def feed(self, event: PublicEvent) -> list[bytes]:
+    def feed(self, event: public.PublicEvent) -> list[bytes]:
         data = self._framed(self._log.feed(event))
-        return [*data, DONE] if isinstance(event, TERMINAL) else data
+        return [*data, DONE] if isinstance(event, public.TERMINAL) else data
 
     def broken(self, problem: Problem) -> list[bytes]:
         events = self._log.broken(problem)
@@ -347,7 +333,7 @@ class ResponseFrames(Encoder):
         """The number of the next event."""
         return self._log.numbered
 
-    def feed(self, event: PublicEvent) -> list[bytes]:
+    def feed(self, event: public.PublicEvent) -> list[bytes]:
         return [encode_line(each) for each in self._log.feed(event)]
 
     def broken(self, problem: Problem) -> list[bytes]:
@@ -361,14 +347,14 @@ class WholeResponse(WholeAnswer):
         self._log = ResponseLog(note, run, streamed=False, part=part)
         self._run = run
 
-    def feed(self, event: PublicEvent) -> Answer | None:
+    def feed(self, event: public.PublicEvent) -> Answer | None:
         self._log.feed(event)
         match event:
-            case RunFailedEvent(error=error):
+            case public.RunFailedEvent(error=error):
                 return openai_refusal(of_run(error, self._run))
-            case Incomplete(error=error) if error:
+            case public.Incomplete(error=error) if error:
                 return openai_refusal(of_run(error, self._run))
-            case _ if isinstance(event, TERMINAL):
+            case _ if isinstance(event, public.TERMINAL):
                 return Answer(status=200, body=encode_line(self._log.response))
             case _:
                 return None
@@ -380,7 +366,7 @@ class ResponseSoFar:
     def __init__(self, note: GatewayNote, run: str, part: int | None = 0) -> None:
         self._log = ResponseLog(note, run, streamed=False, part=part)
 
-    def feed(self, event: PublicEvent) -> None:
+    def feed(self, event: public.PublicEvent) -> None:
         self._log.feed(event)
 
     def settle(self) -> None:
