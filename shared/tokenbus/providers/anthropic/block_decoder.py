@@ -33,7 +33,6 @@ class BlockDecoder(ResponseDecoder, kw_only=True):
     """The last closed block; its citations may arrive late."""
     emitted: list[EmittedBlock] = msgspec.field(default_factory=list[EmittedBlock])
     """Completed blocks, in order."""
-    next_ordinal: int = 0
     calls: int = 0
     """Number of completed tool calls."""
     tool_names: dict[str, str] = msgspec.field(default_factory=dict[str, str])
@@ -246,10 +245,6 @@ class BlockDecoder(ResponseDecoder, kw_only=True):
         size += 64  # approximate memory overhead of a small piece
         block.held += size
         self._hold(size)
-
-    def _take_ordinal(self) -> int:
-        self.next_ordinal += 1
-        return self.next_ordinal - 1
 
     def _extra(self, name: str, json: str, out: list[n.Normalized], ordinal: int = -1) -> None:
         out.append(n.Extra(f"anthropic.{name}", json, ordinal if ordinal >= 0 else None))

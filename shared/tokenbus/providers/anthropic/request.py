@@ -38,7 +38,7 @@ from tokenbus.events.requests import (
     ToolChoice,
     ToolResultPart,
 )
-from tokenbus.providers.api import Built, HttpCall, Quirks
+from tokenbus.providers.api import Built, Quirks
 from tokenbus.providers.file_api import FileApi, FileCall, FileToUpload, Kind, ProviderFile, Upload, bounded_life
 from tokenbus.providers.request.build import (
     BUDGETS,
@@ -48,6 +48,8 @@ from tokenbus.providers.request.build import (
     effort_note,
     effort_of,
     fitted_id,
+    given,
+    json_call,
     names_files,
     nearest_effort,
     needs_tools,
@@ -217,7 +219,7 @@ def _type(block: dict[str, object] | msgspec.Raw) -> object:
 def built(
     body: dict[str, object], request: Generate, history: list[Message], notes: tuple[str, ...], quirks: Quirks
 ) -> Built:
-    headers = {"content-type": "application/json", "anthropic-version": API_VERSION}
+    headers = {"anthropic-version": API_VERSION}
     extra = dict(request.extra or {})
     betas = _betas(extra.pop(BETAS, []))
     if names_files(request.messages) or names_files(history):
@@ -226,8 +228,8 @@ def built(
         body = {**body, BETAS: list(dict.fromkeys(betas))}
     elif betas:
         headers["anthropic-beta"] = ",".join(dict.fromkeys(betas))
-    encoded = msgspec.json.encode(with_extra(body, extra))
-    return Built(call=HttpCall(path="/v1/messages", body=encoded, headers=headers), notes=notes)
+    call = json_call("/v1/messages", with_extra(body, extra))
+    return Built(call=msgspec.structs.replace(call, headers=call.headers | headers), notes=notes)
 
 
 def _betas(given: object) -> list[str]:
@@ -266,17 +268,15 @@ def limits(request: Generate, quirks: Quirks) -> dict[str, object]:
         output["format"] = {"type": "json_schema", "schema": request.output_schema.schema}
     if output:
         payload["output_config"] = output
-    if request.temperature is not None:
-        payload["temperature"] = request.temperature
-    if request.top_p is not None:
-        payload["top_p"] = request.top_p
-    if request.top_k is not None:
-        payload["top_k"] = request.top_k
-    if request.user_id is not None:
-        payload["metadata"] = {"user_id": request.user_id}
-    if stop := accepted_stops(request.stop, quirks.max_stop_strings, blanks=False):
-        payload["stop_sequences"] = stop
-    return payload
+    return payload | given(
+        {
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "top_k": request.top_k,
+            "metadata": None if request.user_id is None else {"user_id": request.user_id},
+            "stop_sequences": accepted_stops(request.stop, quirks.max_stop_strings, blanks=False) or None,
+        }
+    )
 
 
 def _within(max_tokens: int | None, budget: int | None) -> int | None:

@@ -7,8 +7,9 @@ from typing import Literal
 
 import msgspec
 
+from tokenbus.events.run_messages import is_json
 from tokenbus.providers.anthropic import wire
-from tokenbus.providers.response.json_decode import is_json, is_null, read
+from tokenbus.providers.response.json_decode import is_null, read
 from tokenbus.providers.response.repeats import EmittedText, not_emitted
 from tokenbus.providers.response.surrogates import from_units, to_units
 

@@ -9,20 +9,21 @@ from __future__ import annotations
 import re
 from urllib.parse import quote
 
-import msgspec
-
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.quirks import begins_with, segment_problem
 from tokenbus.events.requests import Effort, Generate, Message, TextPart, ToolChoice
-from tokenbus.providers.api import Built, HttpCall, Quirks
+from tokenbus.providers.api import Built, Quirks
 from tokenbus.providers.gemini.contents import Contents
 from tokenbus.providers.request.build import (
     BUDGETS,
     accepted_stops,
     budget_of,
     effort_note,
+    given,
+    json_call,
     nearest_effort,
     needs_tools,
+    system_texts,
     with_extra,
     with_own,
 )
@@ -44,7 +45,7 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
     """Build the HTTP call for the next turn. Raises RequestInvalid, naming the field."""
     takes = Takes(api="gemini", thinking=("thought_signature",), model_images=True)
     spoken, notes = conversation(request, history, takes)
-    system = _texts(request.system) if request.system else []
+    system = system_texts(request.system)
     contents = Contents(sign_calls=not begins_with(request.model, quirks.models_without_signatures))
     for message in spoken:
         if message.role == "system":
@@ -68,12 +69,7 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
 def built(body: dict[str, object], request: Generate, notes: tuple[str, ...]) -> Built:
     """Build the call with this body. Model and method are part of its path."""
     method, query = ("streamGenerateContent", {"alt": "sse"}) if request.stream else ("generateContent", {})
-    call = HttpCall(
-        path=f"/{_place(request.model)}:{method}",
-        query=query,
-        body=msgspec.json.encode(with_extra(body, request.extra)),
-        headers={"content-type": "application/json"},
-    )
+    call = json_call(f"/{_place(request.model)}:{method}", with_extra(body, request.extra), query)
     return Built(call=call, notes=notes)
 
 
@@ -93,10 +89,6 @@ def max_stops(quirks: Quirks) -> int:
     return MAX_STOP_STRINGS if quirks.max_stop_strings is None else quirks.max_stop_strings
 
 
-def _texts(system: str | list[TextPart]) -> list[str]:
-    return [system] if isinstance(system, str) else [part.text for part in system if part.text]
-
-
 def generation_of(request: Generate, quirks: Quirks) -> dict[str, object]:
     """Output limit and format, thinking, sampling and stop strings."""
     payload: dict[str, object] = {}
@@ -104,22 +96,18 @@ def generation_of(request: Generate, quirks: Quirks) -> dict[str, object]:
         payload |= {"responseMimeType": "application/json", "responseJsonSchema": request.output_schema.schema}
     elif request.json_object:
         payload["responseMimeType"] = "application/json"
-    if request.max_tokens is not None:
-        payload["maxOutputTokens"] = request.max_tokens
-    if request.temperature is not None:
-        payload["temperature"] = request.temperature
-    if request.top_p is not None:
-        payload["topP"] = request.top_p
-    if request.top_k is not None:
-        payload["topK"] = request.top_k
-    if request.seed is not None:
-        payload["seed"] = request.seed
-    if request.frequency_penalty is not None:
-        payload["frequencyPenalty"] = request.frequency_penalty
-    if request.presence_penalty is not None:
-        payload["presencePenalty"] = request.presence_penalty
-    if stop := accepted_stops(request.stop, max_stops(quirks)):
-        payload["stopSequences"] = stop
+    payload |= given(
+        {
+            "maxOutputTokens": request.max_tokens,
+            "temperature": request.temperature,
+            "topP": request.top_p,
+            "topK": request.top_k,
+            "seed": request.seed,
+            "frequencyPenalty": request.frequency_penalty,
+            "presencePenalty": request.presence_penalty,
+            "stopSequences": accepted_stops(request.stop, max_stops(quirks)) or None,
+        }
+    )
     if images := image_options(request, "size", "aspect_ratio"):
         payload["responseModalities"] = ["TEXT", "IMAGE"]
         form = {"aspectRatio": images.aspect_ratio, "imageSize": images.size}

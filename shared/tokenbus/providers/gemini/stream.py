@@ -79,7 +79,6 @@ class StreamedCall(msgspec.Struct):
 class GeminiDecoder(ResponseDecoder, kw_only=True):
     """Decodes one response of generateContent or streamGenerateContent; see `tokenbus.providers.api.Decoder`."""
 
-    next_ordinal: int = 0
     open_kind: n.OpenKind | None = None
     open_ordinal: int = -1
     """Ordinal of the open text or thinking block."""
@@ -323,10 +322,6 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
 
     def _extra(self, name: str, json: str, out: list[n.Normalized], block: int | None = None) -> None:
         out.append(n.Extra(f"gemini.{name}", json, block))
-
-    def _take_ordinal(self) -> int:
-        self.next_ordinal += 1
-        return self.next_ordinal - 1
 
 
 def usage_of(raw: dict[str, object]) -> Usage:

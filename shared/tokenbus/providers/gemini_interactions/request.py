@@ -40,8 +40,11 @@ from tokenbus.providers.request.build import (
     deep_merged,
     effort_note,
     effort_of,
+    given,
+    json_call,
     nearest_effort,
     needs_tools,
+    system_texts,
     with_extra,
     with_own,
 )
@@ -111,7 +114,7 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
     takes = Takes(api=API, thinking=("thought_signature",), model_images=True, unique_ids=True)
     spoken, notes = conversation(request, history, takes)
     token, spoken = _continued(spoken)
-    system = _texts(request.system) if request.system else []
+    system = system_texts(request.system)
     steps: Steps = []
     for message in spoken:
         if message.role == "system":
@@ -146,9 +149,7 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
     if request.thinking and not request.thinking.wanted:
         notes += (f"thinking: this API cannot turn it off; its least level, {LEAST!r}, was asked for",)
     notes += effort_note(request.thinking, EFFORTS)
-    encoded = msgspec.json.encode(with_extra(body, extra))
-    call = HttpCall(path="/interactions", body=encoded, headers={"content-type": "application/json"})
-    return Built(call=call, notes=notes)
+    return Built(call=json_call("/interactions", with_extra(body, extra)), notes=notes)
 
 
 def _continued(spoken: list[Spoken]) -> tuple[str, list[Spoken]]:
@@ -165,10 +166,6 @@ def _continued(spoken: list[Spoken]) -> tuple[str, list[Spoken]]:
                 with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
                     token = msgspec.json.decode(part.json, type=str)
     return (token, spoken[:before]) if token else ("", spoken)
-
-
-def _texts(system: str | list[TextPart]) -> list[str]:
-    return [system] if isinstance(system, str) else [part.text for part in system if part.text]
 
 
 def _generation(request: Generate, quirks: Quirks) -> Json:
@@ -191,7 +188,7 @@ def _generation(request: Generate, quirks: Quirks) -> Json:
         effort = effort_of(thinking)
         fields["thinking_level"] = nearest_effort(effort, EFFORTS) if effort else None
         fields["thinking_summaries"] = "none" if thinking.display == "omitted" else "auto"
-    return {name: value for name, value in fields.items() if value is not None}
+    return given(fields)
 
 
 def _format(request: Generate) -> Json:

@@ -82,7 +82,6 @@ class StreamedStep(msgspec.Struct, omit_defaults=True):
 class InteractionsDecoder(ResponseDecoder, kw_only=True):
     """Decodes one interaction; see `tokenbus.providers.api.Decoder`."""
 
-    next_ordinal: int = 0
     open: dict[int, StreamedStep] = msgspec.field(default_factory=dict[int, StreamedStep])
     """Open steps by the provider's index."""
     steps: list[StreamedStep] = msgspec.field(default_factory=list[StreamedStep])
@@ -478,10 +477,6 @@ class InteractionsDecoder(ResponseDecoder, kw_only=True):
     def _hold_for(self, step: StreamedStep, size: int) -> None:
         self._hold(size)
         step.held += size
-
-    def _take_ordinal(self) -> int:
-        self.next_ordinal += 1
-        return self.next_ordinal - 1
 
 
 def _left_of(whole: wire.Step | wire.Other, streamed: StreamedStep) -> list[Raw]:

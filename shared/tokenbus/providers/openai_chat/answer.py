@@ -231,7 +231,6 @@ class RepeatedThinking(msgspec.Struct):
 class AnswerDecoder(ResponseDecoder, kw_only=True):
     """Emits the pieces of an answer, each once. The subclass finds the pieces in the API's events."""
 
-    next_ordinal: int = 0
     open_kind: n.OpenKind | None = None
     open_ordinal: int = -1
     """Ordinal of the open text or thinking block."""
@@ -440,7 +439,3 @@ class AnswerDecoder(ResponseDecoder, kw_only=True):
 
     def _open_or_none(self) -> int | None:
         return self.open_ordinal if self.open_kind else None
-
-    def _take_ordinal(self) -> int:
-        self.next_ordinal += 1
-        return self.next_ordinal - 1

@@ -28,7 +28,7 @@ from tokenbus.events.requests import (
     ToolCallPart,
     ToolResultPart,
 )
-from tokenbus.providers.api import Built, HttpCall, Quirks
+from tokenbus.providers.api import Built, Quirks
 from tokenbus.providers.request.build import (
     accepted_stops,
     chosen_tool,
@@ -36,6 +36,8 @@ from tokenbus.providers.request.build import (
     deep_merged,
     effort_of,
     fitted_id,
+    given,
+    json_call,
     named_schema,
     schema_of,
     with_extra,
@@ -84,9 +86,7 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
 
 
 def built(path: str, body: dict[str, object], request: Generate, notes: tuple[str, ...]) -> Built:
-    encoded = msgspec.json.encode(with_extra(body, request.extra))
-    headers = {"content-type": "application/json"}
-    return Built(call=HttpCall(path=path, body=encoded, headers=headers), notes=notes)
+    return Built(call=json_call(path, with_extra(body, request.extra)), notes=notes)
 
 
 def display_note(request: Generate) -> tuple[str, ...]:
@@ -97,30 +97,24 @@ def display_note(request: Generate) -> tuple[str, ...]:
 
 def limits(request: Generate, quirks: Quirks) -> dict[str, object]:
     """Output limit and format, thinking, sampling and stop strings."""
-    payload: dict[str, object] = {}
-    if request.max_tokens is not None:
-        payload[quirks.max_tokens_field] = request.max_tokens
+    payload = given({quirks.max_tokens_field: request.max_tokens})
     if request.thinking:
         payload |= _thinking(request.thinking, quirks)
     if request.output_schema:
         payload["response_format"] = {"type": "json_schema", "json_schema": named_schema(request.output_schema)}
     elif request.json_object:
         payload["response_format"] = {"type": "json_object"}
-    if request.temperature is not None:
-        payload["temperature"] = request.temperature
-    if request.top_p is not None:
-        payload["top_p"] = request.top_p
-    if request.seed is not None:
-        payload["seed"] = request.seed
-    if request.frequency_penalty is not None:
-        payload["frequency_penalty"] = request.frequency_penalty
-    if request.presence_penalty is not None:
-        payload["presence_penalty"] = request.presence_penalty
-    if request.user_id is not None:
-        payload[quirks.user_field] = request.user_id
-    if stop := accepted_stops(request.stop, max_stops(quirks)):
-        payload["stop"] = stop
-    return payload
+    return payload | given(
+        {
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "seed": request.seed,
+            "frequency_penalty": request.frequency_penalty,
+            "presence_penalty": request.presence_penalty,
+            quirks.user_field: request.user_id,
+            "stop": accepted_stops(request.stop, max_stops(quirks)) or None,
+        }
+    )
 
 
 def max_stops(quirks: Quirks) -> int:

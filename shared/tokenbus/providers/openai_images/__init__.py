@@ -20,7 +20,7 @@ from tokenbus.providers.base import ProviderBase
 from tokenbus.providers.media import MIB, MediaLimits
 from tokenbus.providers.openai_responses.output import media_type
 from tokenbus.providers.openai_responses.stream import usage_of
-from tokenbus.providers.request.build import with_extra
+from tokenbus.providers.request.build import json_call, with_extra
 from tokenbus.providers.request.images import (
     MASK,
     image_fields,
@@ -170,9 +170,7 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
         return Built(call=edit(body, images, options.mask, request.extra))
     if options.mask:
         raise RequestInvalid(MASK, "a mask requires an image to edit")
-    encoded = msgspec.json.encode(with_extra(body, request.extra))
-    headers = {"content-type": "application/json"}
-    return Built(call=HttpCall(path="/images/generations", body=encoded, headers=headers))
+    return Built(call=json_call("/images/generations", with_extra(body, request.extra)))
 
 
 def _prompt_and_images(request: Generate) -> tuple[str, dict[str, ImagePart]]:
@@ -218,8 +216,7 @@ def edit(body: Json, images: Mapping[str, ImagePart], mask: ImagePart | None, ex
         named: Json = {"images": [image_reference(where, image) for where, image in images.items()]}
         if mask:
             named["mask"] = image_reference(MASK, mask)
-        encoded = msgspec.json.encode(with_extra(body | named, extra))
-        return HttpCall(path=PATH, body=encoded, headers={"content-type": "application/json"})
+        return json_call(PATH, with_extra(body | named, extra))
     # As OpenAI's SDK does: vendors that accept only one image do not know the list form.
     field = "image" if len(images) == 1 else "image[]"
     files = [_file("mask" if where == MASK else field, where, source) for where, source in at_hand.items()]

@@ -20,7 +20,6 @@ _RAW_REASONING = '{"type":"reasoning_text"}'
 class ContentDecoder(ResponseDecoder, kw_only=True):
     """Emits the content of a message or reasoning item. The subclass knows which item an event belongs to."""
 
-    next_ordinal: int = 0
     refused: bool = False
 
     def _emit_text(self, item: StreamedItem, key: str, kind: n.OpenKind, text: str, out: list[n.Normalized]) -> None:
@@ -189,7 +188,3 @@ class ContentDecoder(ResponseDecoder, kw_only=True):
     def _hold_for(self, item: StreamedItem, size: int) -> None:
         self._hold(size)
         item.held += size
-
-    def _take_ordinal(self) -> int:
-        self.next_ordinal += 1
-        return self.next_ordinal - 1

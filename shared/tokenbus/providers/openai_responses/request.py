@@ -41,8 +41,11 @@ from tokenbus.providers.request.build import (
     deep_merged,
     effort_of,
     fitted_id,
+    given,
+    json_call,
     named_schema,
     schema_of,
+    system_texts,
     with_extra,
     with_own,
 )
@@ -134,8 +137,8 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
     payload = Input(quirks, stored)
     if isinstance(request.system, list) and quirks.cache_marks and any(part.cache for part in request.system):
         payload.items.append({"role": "system", "content": [text_part(part, quirks) for part in request.system]})
-    elif system := _instructions(request.system):
-        body["instructions"] = system
+    elif texts := system_texts(request.system):
+        body["instructions"] = "\n\n".join(texts)
     known = 0
     for message in spoken:
         payload.add(message)
@@ -143,22 +146,13 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
             known = len(payload.items)
     body["input"] = payload.items[known:]
     body |= _limits(request, quirks) | _tools(request)
-    encoded = msgspec.json.encode(with_extra(body, request.extra, lists=("tools", "include")))
-    headers = {"content-type": "application/json"}
-    return Built(call=HttpCall(path="/responses", body=encoded, headers=headers), notes=notes)
-
-
-def _instructions(system: str | list[TextPart] | None) -> str:
-    if isinstance(system, list):
-        return "\n\n".join(part.text for part in system if part.text)
-    return system or ""
+    body = with_extra(body, request.extra, lists=("tools", "include"))
+    return Built(call=json_call("/responses", body), notes=notes)
 
 
 def _limits(request: Generate, quirks: Quirks) -> dict[str, object]:
     """Output limit and format, reasoning and sampling. The API itself has no stop strings."""
-    payload: dict[str, object] = {}
-    if request.max_tokens is not None:
-        payload["max_output_tokens"] = request.max_tokens
+    payload = given({"max_output_tokens": request.max_tokens})
     thinking = request.thinking
     if thinking and not thinking.wanted:
         payload["reasoning"] = {"effort": "none"}
@@ -169,15 +163,14 @@ def _limits(request: Generate, quirks: Quirks) -> dict[str, object]:
         payload["text"] = {"format": {"type": "json_schema", **named_schema(request.output_schema)}}
     elif request.json_object:
         payload["text"] = {"format": {"type": "json_object"}}
-    if request.temperature is not None:
-        payload["temperature"] = request.temperature
-    if request.top_p is not None:
-        payload["top_p"] = request.top_p
-    if request.user_id is not None:
-        payload["safety_identifier"] = request.user_id
-    if stop := accepted_stops(request.stop, quirks.max_stop_strings or 0):
-        payload["stop"] = stop
-    return payload
+    return payload | given(
+        {
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "safety_identifier": request.user_id,
+            "stop": accepted_stops(request.stop, quirks.max_stop_strings or 0) or None,
+        }
+    )
 
 
 def _tools(request: Generate) -> dict[str, object]:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import cast
 from zlib import crc32
 
+import msgspec
+
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.quirks import ApiName
 from tokenbus.events.requests import (
@@ -20,13 +22,14 @@ from tokenbus.events.requests import (
     Message,
     Mode,
     OutputSchema,
+    TextPart,
     Thinking,
     ToolChoice,
     ToolResultPart,
     UrlSource,
 )
 from tokenbus.providers import plugins
-from tokenbus.providers.api import Built, Format, Quirks
+from tokenbus.providers.api import Built, Format, HttpCall, Quirks
 from tokenbus.providers.request.options import RequestOption, reject_missing_options
 
 LEVELS: tuple[Effort, ...] = ("minimal", "low", "medium", "high", "xhigh", "max")
@@ -43,6 +46,23 @@ def fitted_id(tool_id: str, pattern: re.Pattern[str], max_length: int) -> str:
         return tool_id
     mark = f"_{crc32(tool_id.encode(errors='replace')):08x}"
     return re.sub(r"[^A-Za-z0-9_-]", "_", tool_id)[: max_length - len(mark)] + mark
+
+
+def json_call(path: str, body: Mapping[str, object], query: dict[str, str] | None = None) -> HttpCall:
+    """The call that posts a JSON body."""
+    headers = {"content-type": "application/json"}
+    return HttpCall(path=path, query=query or {}, body=msgspec.json.encode(body), headers=headers)
+
+
+def given(fields: Mapping[str, object]) -> dict[str, object]:
+    """The fields that are not None."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def system_texts(system: str | list[TextPart] | None) -> list[str]:
+    """The texts of the request's system field, for an API that takes nothing else with them."""
+    parts = [system] if isinstance(system, str) else [part.text for part in system or ()]
+    return [text for text in parts if text]
 
 
 def accepted_stops(stops: list[str], limit: int | None, *, blanks: bool = True) -> list[str]:

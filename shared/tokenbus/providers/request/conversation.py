@@ -35,10 +35,10 @@ from tokenbus.events.requests import (
     ToolResultPart,
     UrlSource,
 )
+from tokenbus.events.run_messages import is_json
 from tokenbus.providers.request.foreign_content import Adapted, item_owner, without_trailing_thinking
 from tokenbus.providers.request.tool_results import NO_RESULT, Calls
 from tokenbus.providers.request.turns import Notes, PartOption, Role, Spoken, Takes
-from tokenbus.providers.response.json_decode import is_json
 
 P = TypeVar("P", bound=ContentPart)
 

@@ -104,6 +104,8 @@ class ResponseDecoder(msgspec.Struct, metaclass=_AbstractStruct, kw_only=True):
     """Fingerprint of the latest value of data beside the content, by name. Many vendors repeat it in each event."""
     inline: InlineThinking | None = None
     """Extracts thinking from the text, for vendors that leave it there."""
+    next_ordinal: int = 0
+    """Of the block that begins next."""
 
     @classmethod
     def of(cls, status: int, headers: Mapping[str, str], **more: Any) -> Self:
@@ -158,6 +160,10 @@ class ResponseDecoder(msgspec.Struct, metaclass=_AbstractStruct, kw_only=True):
     @abstractmethod
     def _closed(self, out: list[Normalized]) -> Terminal:
         """Return the terminal event for a body that ended without one. May raise Malformed."""
+
+    def _take_ordinal(self) -> int:
+        self.next_ordinal += 1
+        return self.next_ordinal - 1
 
     def _hold(self, size: int) -> None:
         """Account for ``size`` more buffered bytes or characters (negative: fewer). Raises TooLarge over the limit."""

@@ -66,14 +66,6 @@ def compact(raw: msgspec.Raw) -> str:
     return "{}" if is_null(raw) else msgspec.json.format(bytes(raw), indent=-1).decode()
 
 
-def is_json(text: str) -> bool:
-    try:
-        msgspec.json.decode(text)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return False
-    return True
-
-
 class _AnyObject(msgspec.Struct):
     """All fields of the text are unknown here, so they are checked and skipped."""
 
