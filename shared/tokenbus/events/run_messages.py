@@ -12,19 +12,8 @@ from typing import Any, cast
 
 import msgspec
 
+from tokenbus.events import requests
 from tokenbus.events.public import BlockComplete, ImageRef
-from tokenbus.events.requests import (
-    Base64Source,
-    BlobSource,
-    ContentPart,
-    ExtraPart,
-    ImagePart,
-    Message,
-    TextPart,
-    ThinkingPart,
-    ToolCallPart,
-    ToolResultPart,
-)
 
 CARRIED = ("anthropic.container", "gemini-interactions.continuation_token")
 """Names of what a provider sends once for the whole answer and wants back with the next request: the id of the
@@ -35,7 +24,7 @@ Extras = Sequence[Mapping[str, object]]
 
 def messages_of(
     blocks: Sequence[BlockComplete], extras: Extras, participant: str | None, heard: Mapping[int, int] | None = None
-) -> list[Message]:
+) -> list[requests.Message]:
     """The messages of a run with these blocks. ``extras``: its `provider_extra`, with the data that came after the ends
     of blocks. ``heard``: see `RunResult.heard`.
     """
@@ -44,22 +33,24 @@ def messages_of(
         was = {block.block: block for block in blocks}
         blocks = [part for block in blocks if (part := _heard(block, heard))]
         late = {number: extra for number, extra in late.items() if any(was.get(number) is block for block in blocks)}
-    messages: list[Message] = []
+    messages: list[requests.Message] = []
     last = -1
     for turn in sorted({block.turn for block in blocks}):
         own = [block for block in blocks if block.turn == turn]
         parts = [part for block in own if (part := _part(block, late.get(block.block, {})))]
         if parts:
-            messages.append(Message(role="assistant", content=parts, participant=participant))
+            messages.append(requests.Message(role="assistant", content=parts, participant=participant))
             last = len(messages) - 1
-        called = {part.tool_id for part in parts if isinstance(part, ToolCallPart)}
+        called = {part.tool_id for part in parts if isinstance(part, requests.ToolCallPart)}
         results = [_result(block) for block in own if block.kind == "tool_result" and block.tool_id in called]
         if results:
-            messages.append(Message(role="tool", content=list[ContentPart](results)))
+            messages.append(requests.Message(role="tool", content=list[requests.ContentPart](results)))
     carried = {name: json for extra in extras if (name := extra.get("name")) in CARRIED and (json := extra.get("json"))}
     if carried and last >= 0:
-        items: list[ContentPart] = [ExtraPart(name=str(name), json=str(json)) for name, json in carried.items()]
-        content = cast("list[ContentPart]", messages[last].content)
+        items: list[requests.ContentPart] = [
+            requests.ExtraPart(name=str(name), json=str(json)) for name, json in carried.items()
+        ]
+        content = cast("list[requests.ContentPart]", messages[last].content)
         messages[last] = msgspec.structs.replace(messages[last], content=[*items, *content])
     return messages
 
@@ -84,40 +75,40 @@ def _heard(block: BlockComplete, heard: Mapping[int, int]) -> BlockComplete | No
     )
 
 
-def _part(block: BlockComplete, late: Mapping[str, object]) -> ContentPart | None:
+def _part(block: BlockComplete, late: Mapping[str, object]) -> requests.ContentPart | None:
     back: dict[str, Any] = {
         name: {**(getattr(block, name) or {}), **cast("dict[str, str]", late.get(name) or {})} or None
         for name in ("opaque", "opaque_blobs")
     }
     match block.kind:
         case "text" | "audio" if block.content:
-            return TextPart(text=block.content, **back)
+            return requests.TextPart(text=block.content, **back)
         case "thinking" if not block.cut:
-            return ThinkingPart(text=block.content or "", signature=block.signature, **back)
+            return requests.ThinkingPart(text=block.content or "", signature=block.signature, **back)
         case "tool_call" if not block.cut:
             name, tool_id = block.tool_name or "", block.tool_id or ""
             free = bool(block.free_text)
-            return ToolCallPart(
+            return requests.ToolCallPart(
                 tool_id=tool_id, tool_name=name, arguments=block.arguments or "", free_text=free, **back
             )
         case "server_tool" if not block.cut and is_json(block.content or ""):
-            return ExtraPart(name=block.item or "", json=block.content or "")
+            return requests.ExtraPart(name=block.item or "", json=block.content or "")
         case "image" if block.image and not block.cut and not block.image.draft:
             source = _source(block.image)
-            return ImagePart(source=source, **back) if source else None
+            return requests.ImagePart(source=source, **back) if source else None
         case _:
             return None
 
 
-def _result(block: BlockComplete) -> ToolResultPart:
+def _result(block: BlockComplete) -> requests.ToolResultPart:
     """A result with those of its images that the model was shown."""
     shown = [image for image in block.images or () if image.size_bytes or image.base64]
     sources = [source for image in shown if (source := _source(image))]
-    content: str | list[TextPart | ImagePart] = block.content or ""
+    content: str | list[requests.TextPart | requests.ImagePart] = block.content or ""
     if sources:
-        text = [TextPart(text=block.content)] if block.content else []
-        content = [*text, *(ImagePart(source=source) for source in sources)]
-    return ToolResultPart(
+        text = [requests.TextPart(text=block.content)] if block.content else []
+        content = [*text, *(requests.ImagePart(source=source) for source in sources)]
+    return requests.ToolResultPart(
         tool_id=block.tool_id or "", tool_name=block.tool_name, content=content, is_error=bool(block.is_error)
     )
 
@@ -131,7 +122,7 @@ def is_json(text: str) -> bool:
     return True
 
 
-def _source(image: ImageRef) -> BlobSource | Base64Source | None:
+def _source(image: ImageRef) -> requests.BlobSource | requests.Base64Source | None:
     if image.blob_id:
-        return BlobSource(blob_id=image.blob_id, media_type=image.media_type, size_bytes=image.size_bytes)
-    return Base64Source(media_type=image.media_type, data=image.base64) if image.base64 else None
+        return requests.BlobSource(blob_id=image.blob_id, media_type=image.media_type, size_bytes=image.size_bytes)
+    return requests.Base64Source(media_type=image.media_type, data=image.base64) if image.base64 else None

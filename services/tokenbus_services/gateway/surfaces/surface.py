@@ -9,22 +9,8 @@ from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
 
 import msgspec
 
+from tokenbus.events import requests
 from tokenbus.events.public import RunEnd
-from tokenbus.events.requests import (
-    Effort,
-    Fallback,
-    Generate,
-    GrammarFormat,
-    InputFormat,
-    Message,
-    OnFailure,
-    RunId,
-    TextFormat,
-    TextPart,
-    Thinking,
-    Tool,
-    ToolChoice,
-)
 from tokenbus.events.waits import WaitKind
 from tokenbus.providers import registry
 from tokenbus.providers.api import ApiName
@@ -92,7 +78,7 @@ class Echo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of the provider that the request names; empty for a run that another service published."""
     apis: dict[str, ApiName] = {}
     """Of the providers that may answer in its place."""
-    on_failure: OnFailure | None = None
+    on_failure: requests.OnFailure | None = None
     bus_tools: bool = False
     """The bus runs the calls, so the client does not see them: it would run them again."""
 
@@ -147,7 +133,7 @@ class SurfaceRequest:
         self.run = _run_id(bus)
         self.bus_tools = _bus_tools(bus, rules)
         self.max_tool_depth = bus.whole("max_tool_depth")
-        self.on_failure = cast("OnFailure | None", bus.one_of("on_failure", get_args(OnFailure)))
+        self.on_failure = cast("requests.OnFailure | None", bus.one_of("on_failure", get_args(requests.OnFailure)))
         self.deadline_s = _deadline(bus)
         self._max_added_ms = _max_added(bus)
         self.visible = bus.flag("visible")
@@ -182,12 +168,12 @@ class SurfaceRequest:
             (of or self.body).only(name, *neutral, why=NOT_HERE)
 
     def one_call(
-        self, name: str, neutral: object, *, tools: Sequence[Tool], choice: object, of: Fields | None = None
+        self, name: str, neutral: object, *, tools: Sequence[requests.Tool], choice: object, of: Fields | None = None
     ) -> None:
         """Read the field that forbids parallel calls. It is a hint if the model must call the only tool there is, as
         clients ask for an object by a schema; else it is refused if the provider lacks it.
         """
-        only = isinstance(choice, ToolChoice) or (choice == "any" and len(tools) == 1 and not self.bus_tools)
+        only = isinstance(choice, requests.ToolChoice) or (choice == "any" and len(tools) == 1 and not self.bus_tools)
         if only and "parallel_tool_calls" not in self.has:
             (of or self.body).hint(name, neutral)
         else:
@@ -200,13 +186,13 @@ class SurfaceRequest:
         self.instructions.append(ONLY_JSON)
         return {}
 
-    def raw_tools(self, tools: Sequence[Tool | Json]) -> list[Tool]:
+    def raw_tools(self, tools: Sequence[requests.Tool | Json]) -> list[requests.Tool]:
         """The tools that the bus knows. The others go to the provider as they are."""
-        if raw := [tool for tool in tools if not isinstance(tool, Tool)]:
+        if raw := [tool for tool in tools if not isinstance(tool, requests.Tool)]:
             self.extra["tools"] = raw
-        return [tool for tool in tools if isinstance(tool, Tool)]
+        return [tool for tool in tools if isinstance(tool, requests.Tool)]
 
-    def is_raw_tool(self, chosen: object, tools: Sequence[Tool]) -> bool:
+    def is_raw_tool(self, chosen: object, tools: Sequence[requests.Tool]) -> bool:
         """Whether the choice of one tool, by its `name`, is of one that goes to the provider as it is: so does the
         choice.
         """
@@ -222,7 +208,7 @@ class SurfaceRequest:
         self,
         fields: Json,
         *,
-        tools: Sequence[Tool] = (),
+        tools: Sequence[requests.Tool] = (),
         echo: type[Echo] = Echo,
         echoed: Json | None = None,
         background: bool = False,
@@ -233,7 +219,7 @@ class SurfaceRequest:
         if self.instructions:
             fields["system"] = _and_said(fields.get("system"), self.instructions)
         if fields.get("json_object") and self._needs_word and not _mentions_json(fields):
-            fields["messages"] = [Message(role="system", content=ONLY_JSON), *fields["messages"]]
+            fields["messages"] = [requests.Message(role="system", content=ONLY_JSON), *fields["messages"]]
         self.bus.end()
         self.body.end()
         if self.passes:
@@ -261,7 +247,7 @@ class SurfaceRequest:
             "stream": self._provider_stream,
         }
         fields |= {name: value for name, value in given.items() if value is not None}
-        generate = Generate(
+        generate = requests.Generate(
             provider=self.model.provider,
             model=self.model.model,
             fallback=None if self.on_failure == "fail" else self._fallbacks(),
@@ -290,7 +276,7 @@ class SurfaceRequest:
             background=background,
         )
 
-    def _tool_fields(self, own: list[Tool]) -> Json:
+    def _tool_fields(self, own: list[requests.Tool]) -> Json:
         """Tools of the client, which runs the calls itself, or of the deployment."""
         if not self.bus_tools:
             if self.max_tool_depth:
@@ -303,10 +289,12 @@ class SurfaceRequest:
             )
         return {"tools": self.bus_tools, "max_tool_depth": self.max_tool_depth}
 
-    def _fallbacks(self) -> list[Fallback] | None:
+    def _fallbacks(self) -> list[requests.Fallback] | None:
         """The providers of an alias after the first. What is passed to the first goes to those of the same API."""
         extra = self.extra if self.passes and self.extra else None
-        found = [Fallback(provider=each.provider, model=each.model, extra=extra) for each in self.model.fallback]
+        found = [
+            requests.Fallback(provider=each.provider, model=each.model, extra=extra) for each in self.model.fallback
+        ]
         return found or None
 
 
@@ -377,11 +365,15 @@ class Surface(ABC):
         """A problem before the first byte, in the client's own error shape."""
 
 
-def effort_thinking(effort: str | None) -> Thinking | None:
+def effort_thinking(effort: str | None) -> requests.Thinking | None:
     """How much to think, for an effort by name."""
     if effort is None:
         return None
-    return Thinking(enabled=False) if effort == "none" else Thinking(effort=cast("Effort", effort))
+    return (
+        requests.Thinking(enabled=False)
+        if effort == "none"
+        else requests.Thinking(effort=cast("requests.Effort", effort))
+    )
 
 
 def client_metadata(body: Fields) -> Json | None:
@@ -399,22 +391,22 @@ def client_metadata(body: Fields) -> Json | None:
     return {"client": given}
 
 
-def format_of(fields: Fields) -> InputFormat:
+def format_of(fields: Fields) -> requests.InputFormat:
     """The `format` of a custom tool of OpenAI, of Responses or of Chat Completions. Raises Refusal."""
     form = fields.fields("format")
     if form is None or form.needed("type", form.one_of("type", ("text", "grammar"))) == "text":
-        return TextFormat()
+        return requests.TextFormat()
     if form.has("grammar"):
         form = form.needed("grammar", form.fields("grammar"))
     syntax = cast('Literal["lark", "regex"]', form.needed("syntax", form.one_of("syntax", ("lark", "regex"))))
-    return GrammarFormat(syntax=syntax, definition=form.needed("definition", form.text("definition") or None))
+    return requests.GrammarFormat(syntax=syntax, definition=form.needed("definition", form.text("definition") or None))
 
 
-def open_tool(name: str, rules: TranslationRules, at: str) -> Tool:
+def open_tool(name: str, rules: TranslationRules, at: str) -> requests.Tool:
     """A tool of the deployment. Raises Refusal if it is not open to the client."""
     if rules.tools is not None and name not in rules.tools:
         raise invalid(at, tool_not_open(name))
-    return Tool(name=name)
+    return requests.Tool(name=name)
 
 
 def _options_of(apis: set[ApiName]) -> frozenset[RequestOption]:
@@ -435,19 +427,19 @@ def _mentions_json(fields: Json) -> bool:
 
 def _and_said(system: Any, sentences: list[str]) -> Any:
     if isinstance(system, list):
-        return [*cast("list[TextPart]", system), *(TextPart(text=each) for each in sentences)]
+        return [*cast("list[requests.TextPart]", system), *(requests.TextPart(text=each) for each in sentences)]
     return "\n\n".join(([system] if system else []) + sentences)
 
 
 def _run_id(bus: Fields) -> str | None:
     value = bus.text("run")
     try:
-        return msgspec.convert(value, RunId | None)
+        return msgspec.convert(value, requests.RunId | None)
     except msgspec.ValidationError as e:
         raise invalid(bus.path("run"), str(e)) from None
 
 
-def _bus_tools(bus: Fields, rules: TranslationRules) -> list[Tool]:
+def _bus_tools(bus: Fields, rules: TranslationRules) -> list[requests.Tool]:
     return [open_tool(name, rules, f"{bus.path('tools')}[{i}]") for i, name in enumerate(bus.texts("tools"))]
 
 

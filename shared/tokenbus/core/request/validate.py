@@ -13,34 +13,13 @@ import msgspec
 
 from tokenbus.core.request.bounds import MAX_MESSAGES, MAX_TENANT_CHARS, message_over_bounds, over_bounds, tenant_of
 from tokenbus.errors import RequestInvalid
+from tokenbus.events import requests
 from tokenbus.events.child_runs import parent_call
 from tokenbus.events.quirks import text_problem
-from tokenbus.events.requests import (
-    Append,
-    Base64Source,
-    Cancel,
-    Configure,
-    DocumentPart,
-    Generate,
-    ImagePart,
-    Interrupt,
-    Message,
-    PrefillOptions,
-    Request,
-    Rewrite,
-    SessionMessage,
-    TextPart,
-    ThinkingPart,
-    Tool,
-    ToolCallPart,
-    ToolChoice,
-    ToolResultPart,
-    WaitDecision,
-)
 from tokenbus.events.sessions import is_reserved
 
 
-def check_request(request: Request) -> None:
+def check_request(request: requests.Request) -> None:
     """Raise RequestInvalid, naming the field, for the first rule that the request breaks.
 
     - No count or size exceeds its bound in `tokenbus.core.request.bounds`.
@@ -60,13 +39,13 @@ def check_request(request: Request) -> None:
       whitespace, and the model's own name can be omitted only if its turn is recognisable otherwise. If the request
       leaves the token open, the provider's applies, and `tokenbus.providers.request.transcript` checks that rule.
     """
-    if isinstance(request, Append):
+    if isinstance(request, requests.Append):
         for where, problem in _append_problems(request):
             raise RequestInvalid(where, problem)
         return
-    if isinstance(request, WaitDecision):
+    if isinstance(request, requests.WaitDecision):
         return
-    if isinstance(request, Cancel):
+    if isinstance(request, requests.Cancel):
         if request.heard_characters is not None and (request.heard_through or -1) < 0:
             raise RequestInvalid("heard_characters", "needs heard_through, the event in whose text they are")
         return
@@ -74,14 +53,14 @@ def check_request(request: Request) -> None:
         raise RequestInvalid(where, problem)
 
 
-def _append_problems(append: Append) -> Iterator[tuple[str, str]]:
+def _append_problems(append: requests.Append) -> Iterator[tuple[str, str]]:
     """What is wrong with an append, besides what its session's configuration makes of it."""
     yield from _tenant(append.metadata)
     match append.item:
-        case SessionMessage() as item:
+        case requests.SessionMessage() as item:
             if bool(item.content) == bool(item.messages):
                 yield "item.content", "a message has content or messages, and not both"
-            message = Message(role=item.role, content=item.content, participant=item.participant)
+            message = requests.Message(role=item.role, content=item.content, participant=item.participant)
             yield from _whole_message("item", message)
             yield from _messages_of("item.messages", item.messages)
             yield from _fields_of("item.request", item.request)
@@ -91,16 +70,16 @@ def _append_problems(append: Append) -> Iterator[tuple[str, str]]:
                 yield "item.now", "only a message that steers can be in such a hurry"
             if not item.run and (item.when_busy in ("steer", "interrupt") or item.heard_through is not None):
                 yield "item.when_busy", "a message that starts no run neither steers nor interrupts one"
-        case Configure() as item:
+        case requests.Configure() as item:
             if item.history and (item.history.provider is None) != (item.history.model is None):
                 yield "item.history.model", "who summarises is named by provider and model"
             yield from _fields_of("item.request", item.request)
             yield from _messages_of("item.messages", item.messages)
-        case Rewrite() as item:
+        case requests.Rewrite() as item:
             yield from _messages_of("item.messages", item.messages)
         case _:
             pass
-    if isinstance(append.item, SessionMessage | Interrupt):
+    if isinstance(append.item, requests.SessionMessage | requests.Interrupt):
         heard = append.item
         if heard.heard_characters is not None and (heard.heard_through or -1) < 0:
             yield "item.heard_characters", "needs heard_through, the event in whose text they are"
@@ -112,14 +91,14 @@ def _fields_of(where: str, request: Mapping[str, object]) -> Iterator[tuple[str,
             yield f"{where}.{name}", "it is no part of a configuration, for each run has its own"
 
 
-def _messages_of(where: str, messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
+def _messages_of(where: str, messages: Sequence[requests.Message]) -> Iterator[tuple[str, str]]:
     if len(messages) > MAX_MESSAGES:
         yield where, f"{len(messages)} messages, at most {MAX_MESSAGES}"
     for i, message in enumerate(messages):
         yield from _whole_message(f"{where}[{i}]", message)
 
 
-def _whole_message(where: str, message: Message) -> Iterator[tuple[str, str]]:
+def _whole_message(where: str, message: requests.Message) -> Iterator[tuple[str, str]]:
     yield from message_over_bounds(where, message)
     yield from _message(where, message)
 
@@ -130,19 +109,19 @@ def _tenant(metadata: Mapping[str, object] | None) -> Iterator[tuple[str, str]]:
         yield "metadata.tenant", f"must be a text of at most {MAX_TENANT_CHARS} characters"
 
 
-def check_heard(request: Cancel, newest: int) -> None:
+def check_heard(request: requests.Cancel, newest: int) -> None:
     """Raise RequestInvalid if a listener cannot have heard so much. ``newest``: seq of the run's newest event."""
     if request.heard_through is not None and request.heard_through > newest:
         problem = f"{request.heard_through} is beyond the newest event of run {request.run}, {newest}"
         raise RequestInvalid("heard_through", problem)
 
 
-def _problems(request: Generate) -> Iterator[tuple[str, str]]:
+def _problems(request: requests.Generate) -> Iterator[tuple[str, str]]:
     yield from over_bounds(request)
     yield from _names(request)
     yield from _tools(request.tools)
     match request.tool_choice:
-        case ToolChoice(name=name) if name not in {t.name for t in request.tools}:
+        case requests.ToolChoice(name=name) if name not in {t.name for t in request.tools}:
             yield "tool_choice.name", f"no tool of the list is called {name!r}"
         case "any" if not request.tools:
             yield "tool_choice", "'any' needs a tool to choose from"
@@ -169,7 +148,7 @@ def _problems(request: Generate) -> Iterator[tuple[str, str]]:
     yield from _tenant(request.metadata)
 
 
-def _names(request: Generate) -> Iterator[tuple[str, str]]:
+def _names(request: requests.Generate) -> Iterator[tuple[str, str]]:
     """Check names that are compared: invisible characters would make two names look the same."""
     named = [("model", request.model), *((f"tools[{i}].name", tool.name) for i, tool in enumerate(request.tools))]
     named += [(f"fallback[{i}].model", choice.model) for i, choice in enumerate(request.fallback or ())]
@@ -180,7 +159,7 @@ def _names(request: Generate) -> Iterator[tuple[str, str]]:
             yield where, problem
 
 
-def _prefill(request: Generate) -> Iterator[tuple[str, str]]:
+def _prefill(request: requests.Generate) -> Iterator[tuple[str, str]]:
     if not (request.participant or "").strip():
         yield "participant", "prefill needs the name under which the model writes"
     if request.tool_choice not in (None, "auto"):
@@ -202,7 +181,7 @@ def _prefill(request: Generate) -> Iterator[tuple[str, str]]:
         yield from _options(request.prefill, request.participant or "")
 
 
-def _options(options: PrefillOptions, participant: str) -> Iterator[tuple[str, str]]:
+def _options(options: requests.PrefillOptions, participant: str) -> Iterator[tuple[str, str]]:
     token, delimiter = options.end_of_turn, options.delimiter
     if token and not token.strip():
         yield "prefill.end_of_turn", "it is blank"
@@ -212,7 +191,7 @@ def _options(options: PrefillOptions, participant: str) -> Iterator[tuple[str, s
         yield "prefill.unnamed", "the model's own name can be left out only with end_of_turn or a delimiter that shows"
 
 
-def _tools(tools: list[Tool]) -> Iterator[tuple[str, str]]:
+def _tools(tools: list[requests.Tool]) -> Iterator[tuple[str, str]]:
     names: set[str] = set()
     for i, tool in enumerate(tools):
         if tool.name in names:
@@ -230,7 +209,7 @@ def _schema(where: str, schema: dict[str, object]) -> Iterator[tuple[str, str]]:
         yield f"{where}.required", "must be a list"
 
 
-def _message(where: str, message: Message) -> Iterator[tuple[str, str]]:
+def _message(where: str, message: requests.Message) -> Iterator[tuple[str, str]]:
     role = message.role
     if isinstance(message.content, str):
         if role == "tool":
@@ -241,26 +220,26 @@ def _message(where: str, message: Message) -> Iterator[tuple[str, str]]:
         kind = part.__struct_config__.tag
         allowed = True
         match part:
-            case TextPart():
+            case requests.TextPart():
                 allowed = role != "tool"
-            case ThinkingPart() | ToolCallPart():
+            case requests.ThinkingPart() | requests.ToolCallPart():
                 allowed = role == "assistant"
-            case ToolResultPart():
+            case requests.ToolResultPart():
                 allowed = role in ("user", "tool")
             case _:
                 allowed = role in ("user", "assistant")
         if not allowed:
             yield at, f"a {kind} part has no place in a {role} message"
-        if isinstance(part, ToolCallPart | ToolResultPart) and not part.tool_id:
+        if isinstance(part, requests.ToolCallPart | requests.ToolResultPart) and not part.tool_id:
             yield f"{at}.tool_id", "must not be empty"
-        if isinstance(part, ToolCallPart) and not part.tool_name:
+        if isinstance(part, requests.ToolCallPart) and not part.tool_name:
             yield f"{at}.tool_name", "must not be empty"
 
 
 _TYPE = re.compile(r"\s*[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]*/[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]*\s*(?:;.*)?", re.DOTALL)
 
 
-def media_problems(request: Generate) -> Iterator[tuple[str, str]]:
+def media_problems(request: requests.Generate) -> Iterator[tuple[str, str]]:
     """Each place with invalid media, with the problem."""
     for where, source in _inside(request):
         if not _TYPE.fullmatch(source.media_type):
@@ -281,7 +260,7 @@ def _base64_problem(data: str) -> str | None:
     return None
 
 
-def _inside(request: Generate) -> Iterator[tuple[str, Base64Source]]:
+def _inside(request: requests.Generate) -> Iterator[tuple[str, requests.Base64Source]]:
     """Each inline base64 source with its path."""
     if request.images and request.images.mask:
         yield from _of("images.mask", request.images.mask)
@@ -289,17 +268,17 @@ def _inside(request: Generate) -> Iterator[tuple[str, Base64Source]]:
         for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
             where = f"messages[{i}].content[{j}]"
             yield from _of(where, part)
-            if isinstance(part, ToolResultPart) and not isinstance(part.content, str):
+            if isinstance(part, requests.ToolResultPart) and not isinstance(part.content, str):
                 for k, inner in enumerate(part.content):
                     yield from _of(f"{where}.content[{k}]", inner)
 
 
-def _of(where: str, part: object) -> Iterator[tuple[str, Base64Source]]:
-    if isinstance(part, ImagePart | DocumentPart) and isinstance(part.source, Base64Source):
+def _of(where: str, part: object) -> Iterator[tuple[str, requests.Base64Source]]:
+    if isinstance(part, requests.ImagePart | requests.DocumentPart) and isinstance(part.source, requests.Base64Source):
         yield f"{where}.source", part.source
 
 
-def request_for(request: Generate, choice: int) -> Generate:
+def request_for(request: requests.Generate, choice: int) -> requests.Generate:
     """The request for this choice: 0 is the request's own provider and model, n its n-th fallback.
 
     The request's `extra` is for its own provider: a fallback uses it only with the same provider, unless the fallback
@@ -315,12 +294,12 @@ def request_for(request: Generate, choice: int) -> Generate:
     return msgspec.structs.replace(request, provider=fallback.provider, model=fallback.model, extra=extra)
 
 
-def all_choices(request: Generate) -> list[Generate]:
+def all_choices(request: requests.Generate) -> list[requests.Generate]:
     """The request for each choice, in the order in which they are tried."""
     return [request_for(request, n) for n in range(1 + len(request.fallback or ()))]
 
 
-def left_from(request: Generate, choice: int) -> Generate:
+def left_from(request: requests.Generate, choice: int) -> requests.Generate:
     """The request of a run that continues with this choice, without the earlier fallbacks."""
     if not choice:
         return request

@@ -17,27 +17,8 @@ import msgspec
 from msgspec import Meta
 
 from tokenbus.errors import RequestInvalid
+from tokenbus.events import requests
 from tokenbus.events.quirks import begins_with
-from tokenbus.events.requests import (
-    Base64Source,
-    BlobSource,
-    Cache,
-    ContentPart,
-    DocumentPart,
-    Effort,
-    ExtraPart,
-    FileSource,
-    Generate,
-    ImagePart,
-    Message,
-    Source,
-    TextPart,
-    Thinking,
-    ThinkingPart,
-    ToolCallPart,
-    ToolChoice,
-    ToolResultPart,
-)
 from tokenbus.providers.api import Built, Quirks
 from tokenbus.providers.file_api import FileApi, FileCall, FileToUpload, Kind, ProviderFile, Upload, bounded_life
 from tokenbus.providers.request.build import (
@@ -105,7 +86,7 @@ files: FileApi = AnthropicFiles()
 MIN_BUDGET = 1024
 BETAS = "anthropic_beta"
 """In `extra`: the names for the header `anthropic-beta`, as Bedrock has them in the body."""
-EFFORTS: tuple[Effort, ...] = ("low", "medium", "high", "xhigh", "max")
+EFFORTS: tuple[requests.Effort, ...] = ("low", "medium", "high", "xhigh", "max")
 
 NO_MESSAGE = "The tool failed without a message."
 """The API rejects an error result without content."""
@@ -126,7 +107,7 @@ _id = msgspec.json.Decoder(_Container)
 Content = list[dict[str, object] | msgspec.Raw]
 
 
-def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
+def build(request: requests.Generate, history: list[requests.Message], quirks: Quirks) -> Built:
     """Build the HTTP call for the next turn. Raises RequestInvalid, naming the field."""
     takes = Takes(
         api="anthropic",
@@ -172,7 +153,7 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
         notes += ("thinking.display: this model sends its thinking without text unless it is `summarized`",)
     if _lacks_its_thinking(turns, body):
         notes += ("thinking was turned off: the calls before the results were made without it or by another provider",)
-        body |= limits(msgspec.structs.replace(request, thinking=Thinking(enabled=False)), quirks)
+        body |= limits(msgspec.structs.replace(request, thinking=requests.Thinking(enabled=False)), quirks)
     return built(body, request, history, notes, quirks)
 
 
@@ -180,7 +161,7 @@ def _container(spoken: list[Spoken]) -> str | None:
     """The id of the container in which the model's code last ran; None: there is none, or its data cannot be read."""
     for message in reversed(spoken):
         for part in message.parts:
-            if isinstance(part, ExtraPart) and part.name == CONTAINER:
+            if isinstance(part, requests.ExtraPart) and part.name == CONTAINER:
                 with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
                     return _id.decode(part.json).id
     return None
@@ -192,7 +173,7 @@ def _may_stay(turns: list[tuple[str, Content]], after: list[Spoken]) -> bool:
     return bool(turns) and turns[-1][0] in ("user", "system") and following == "assistant"
 
 
-def _hides_thinking(request: Generate, quirks: Quirks) -> bool:
+def _hides_thinking(request: requests.Generate, quirks: Quirks) -> bool:
     """Whether the model thinks, and shows nothing of it because the request does not ask for that."""
     thinking = request.thinking
     wanted = thinking is not None and thinking.wanted and thinking.display is None
@@ -217,7 +198,11 @@ def _type(block: dict[str, object] | msgspec.Raw) -> object:
 
 
 def built(
-    body: dict[str, object], request: Generate, history: list[Message], notes: tuple[str, ...], quirks: Quirks
+    body: dict[str, object],
+    request: requests.Generate,
+    history: list[requests.Message],
+    notes: tuple[str, ...],
+    quirks: Quirks,
 ) -> Built:
     headers = {"anthropic-version": API_VERSION}
     extra = dict(request.extra or {})
@@ -240,7 +225,7 @@ def _betas(given: object) -> list[str]:
         raise RequestInvalid(f"extra.{BETAS}", str(e)) from None
 
 
-def limits(request: Generate, quirks: Quirks) -> dict[str, object]:
+def limits(request: requests.Generate, quirks: Quirks) -> dict[str, object]:
     """Output limit and format, thinking, sampling and stop strings."""
     payload: dict[str, object] = {}
     output: dict[str, object] = {}
@@ -284,7 +269,7 @@ def _within(max_tokens: int | None, budget: int | None) -> int | None:
     return budget if budget is None or max_tokens is None else max(MIN_BUDGET, min(budget, max_tokens // 2))
 
 
-def _tools(request: Generate) -> dict[str, object]:
+def _tools(request: requests.Generate) -> dict[str, object]:
     payload: dict[str, Any] = {}
     if request.tools:
         payload["tools"] = [
@@ -301,7 +286,7 @@ def _tools(request: Generate) -> dict[str, object]:
     if not needs_tools(request):
         return payload
     if choice is not None:
-        named = isinstance(choice, ToolChoice)
+        named = isinstance(choice, requests.ToolChoice)
         payload["tool_choice"] = {"type": "tool", "name": choice.name} if named else {"type": choice}
     if request.parallel_tool_calls is False and choice != "none":
         payload["tool_choice"] = payload.get("tool_choice", {"type": "auto"}) | {"disable_parallel_tool_use": True}
@@ -317,33 +302,33 @@ def content_of(message: Spoken) -> Content:
     return content
 
 
-def _block(part: ContentPart, where: str) -> dict[str, object] | msgspec.Raw | None:
+def _block(part: requests.ContentPart, where: str) -> dict[str, object] | msgspec.Raw | None:
     """Build one content block; None for a part that this API cannot use (blank text, another provider's thinking)."""
     block = _plain_block(part, where)
-    if isinstance(block, dict) and not isinstance(part, ThinkingPart | ExtraPart):
+    if isinstance(block, dict) and not isinstance(part, requests.ThinkingPart | requests.ExtraPart):
         return with_own(block, part.extra, "anthropic")
     return block
 
 
-def _plain_block(part: ContentPart, where: str) -> dict[str, object] | msgspec.Raw | None:
+def _plain_block(part: requests.ContentPart, where: str) -> dict[str, object] | msgspec.Raw | None:
     match part:
-        case TextPart():
+        case requests.TextPart():
             return _text(part, where)
-        case ThinkingPart():
+        case requests.ThinkingPart():
             return _thinking(part)
-        case ImagePart():
+        case requests.ImagePart():
             return {"type": "image", "source": _source(part.source)} | _cache(part.cache)
-        case DocumentPart():
+        case requests.DocumentPart():
             return _document(part, where)
-        case ToolCallPart():
+        case requests.ToolCallPart():
             return _tool_use(part, where)
-        case ToolResultPart():
+        case requests.ToolResultPart():
             return _tool_result(part)
-        case ExtraPart():
+        case requests.ExtraPart():
             return None if part.name == CONTAINER else own_extra(part, "anthropic", where)
 
 
-def _text(part: TextPart, where: str) -> dict[str, object] | None:
+def _text(part: requests.TextPart, where: str) -> dict[str, object] | None:
     if not part.text.strip():
         return None  # rejected by the API, although its models write such blocks
     payload: dict[str, object] = {"type": "text", "text": part.text}
@@ -352,8 +337,8 @@ def _text(part: TextPart, where: str) -> dict[str, object] | None:
     return payload | _cache(part.cache)
 
 
-def _text_blocks(text: str | list[TextPart]) -> Content:
-    parts = [TextPart(text=text)] if isinstance(text, str) else text
+def _text_blocks(text: str | list[requests.TextPart]) -> Content:
+    parts = [requests.TextPart(text=text)] if isinstance(text, str) else text
     return [
         with_own(payload, part.extra, "anthropic")
         for i, part in enumerate(parts)
@@ -361,7 +346,7 @@ def _text_blocks(text: str | list[TextPart]) -> Content:
     ]
 
 
-def _thinking(part: ThinkingPart) -> dict[str, object] | None:
+def _thinking(part: requests.ThinkingPart) -> dict[str, object] | None:
     opaque = part.opaque or {}
     if redacted := opaque.get("redacted"):
         return {"type": "redacted_thinking", "data": redacted}
@@ -369,7 +354,7 @@ def _thinking(part: ThinkingPart) -> dict[str, object] | None:
     return {"type": "thinking", "thinking": part.text, "signature": signature} if signature else None
 
 
-def _tool_use(part: ToolCallPart, where: str) -> dict[str, object]:
+def _tool_use(part: requests.ToolCallPart, where: str) -> dict[str, object]:
     payload: dict[str, object] = {"type": "tool_use", "id": _fitted(part.tool_id), "name": part.tool_name}
     try:
         check_object(part.arguments or "{}")
@@ -387,7 +372,7 @@ def _tool_use(part: ToolCallPart, where: str) -> dict[str, object]:
     return payload
 
 
-def _tool_result(part: ToolResultPart) -> dict[str, object]:
+def _tool_result(part: requests.ToolResultPart) -> dict[str, object]:
     payload: dict[str, object] = {"type": "tool_result", "tool_use_id": _fitted(part.tool_id)}
     if isinstance(part.content, str):
         payload["content"] = part.content
@@ -400,10 +385,10 @@ def _tool_result(part: ToolResultPart) -> dict[str, object]:
     return payload | _cache(part.cache)
 
 
-def _document(part: DocumentPart, where: str) -> dict[str, object]:
+def _document(part: requests.DocumentPart, where: str) -> dict[str, object]:
     source = part.source
     payload: dict[str, object] = {"type": "document", "source": _source(source)}
-    if isinstance(source, Base64Source) and source.media_type.startswith("text/"):
+    if isinstance(source, requests.Base64Source) and source.media_type.startswith("text/"):
         try:
             text = b64decode(source.data, validate=True).decode()
         except (Base64Error, UnicodeDecodeError):
@@ -418,16 +403,16 @@ def _document(part: DocumentPart, where: str) -> dict[str, object]:
     return payload | _cache(part.cache)
 
 
-def _source(source: Source) -> dict[str, object]:
-    assert not isinstance(source, BlobSource)  # conversation() rejects these
-    if isinstance(source, Base64Source):
+def _source(source: requests.Source) -> dict[str, object]:
+    assert not isinstance(source, requests.BlobSource)  # conversation() rejects these
+    if isinstance(source, requests.Base64Source):
         return {"type": "base64", "media_type": source.media_type, "data": source.data}
-    if isinstance(source, FileSource):
+    if isinstance(source, requests.FileSource):
         return {"type": "file", "file_id": source.file_id}
     return {"type": "url", "url": source.url}
 
 
-def _cache(mark: Cache) -> dict[str, object]:
+def _cache(mark: requests.Cache) -> dict[str, object]:
     lifetime = {"ttl": mark} if isinstance(mark, str) else {}
     return {"cache_control": {"type": "ephemeral", **lifetime}} if mark else {}
 

@@ -6,21 +6,7 @@ import re
 
 import msgspec
 
-from tokenbus.events.requests import (
-    Base64Source,
-    BlobSource,
-    ContentPart,
-    DocumentPart,
-    ExtraPart,
-    FileSource,
-    ImagePart,
-    Source,
-    TextPart,
-    ThinkingPart,
-    ToolCallPart,
-    ToolResultPart,
-    UrlSource,
-)
+from tokenbus.events import requests
 from tokenbus.providers.request.build import deep_merged, with_own
 from tokenbus.providers.request.conversation import Spoken, own_extra
 from tokenbus.providers.response.json_decode import check_object
@@ -58,7 +44,7 @@ class Contents:
         self._sign_calls = sign_calls
         self._parts: Parts = []
         """Parts of the latest turn."""
-        self._calls: list[ToolCallPart] = []
+        self._calls: list[requests.ToolCallPart] = []
         """Calls of the latest model message that have no result yet."""
 
     def add(self, message: Spoken) -> None:
@@ -80,13 +66,13 @@ class Contents:
         if message.extra:
             self.turns[-1] = deep_merged(self.turns[-1], message.extra) | {"parts": self._parts}
 
-    def _user(self, part: ContentPart, where: str) -> Json | msgspec.Raw | None:
+    def _user(self, part: requests.ContentPart, where: str) -> Json | msgspec.Raw | None:
         match part:
-            case TextPart():
+            case requests.TextPart():
                 return with_own({"text": part.text}, part.extra, "gemini")
-            case ImagePart() | DocumentPart():
+            case requests.ImagePart() | requests.DocumentPart():
                 return with_own(_media(part.source), part.extra, "gemini")
-            case ExtraPart():
+            case requests.ExtraPart():
                 return own_extra(part, "gemini", where)
             case _:
                 return None  # conversation() allows no other part in a user message
@@ -94,23 +80,23 @@ class Contents:
     def _model(self, message: Spoken) -> Parts:
         parts: Parts = []
         calls: list[Json] = []
-        self._calls = [part for part in message.parts if isinstance(part, ToolCallPart)]
+        self._calls = [part for part in message.parts if isinstance(part, requests.ToolCallPart)]
         for i, part in enumerate(message.parts):
             where = f"{message.where}.content[{i}]"
             match part:
-                case TextPart():
+                case requests.TextPart():
                     parts.append(with_own({"text": part.text} | _signature(part.opaque), part.extra, "gemini"))
-                case ThinkingPart():
+                case requests.ThinkingPart():
                     # Thought text is for people; the model recognizes its thoughts only by their signature.
                     if signature := _signature(part.opaque):
                         parts.append({"text": part.text, "thought": True} | signature)
-                case ImagePart():
+                case requests.ImagePart():
                     image = _media(part.source) | _signature(part.opaque)
                     parts.append(with_own(image, part.extra, "gemini"))
-                case ToolCallPart():
+                case requests.ToolCallPart():
                     calls.append(self._call(part))
                     parts.append(calls[-1])
-                case ExtraPart():
+                case requests.ExtraPart():
                     if (raw := own_extra(part, "gemini", where)) is not None:
                         parts.append(raw)
                 case _:
@@ -119,7 +105,7 @@ class Contents:
             calls[0]["thoughtSignature"] = FOREIGN_SIGNATURE
         return parts
 
-    def _call(self, part: ToolCallPart) -> Json:
+    def _call(self, part: requests.ToolCallPart) -> Json:
         called: Json = {"name": part.tool_name} | _own_id(part) | {"args": arguments_of(part)}
         return with_own({"functionCall": called} | _signature(part.opaque), part.extra, "gemini")
 
@@ -128,15 +114,15 @@ class Contents:
         results: Parts = []
         images: Parts = []
         for part in message.parts:
-            if not isinstance(part, ToolResultPart):
+            if not isinstance(part, requests.ToolResultPart):
                 continue
             call = next(call for call in self._calls if call.tool_id == part.tool_id)  # conversation() guarantees it
             self._calls.remove(call)
-            content = [TextPart(text=part.content)] if isinstance(part.content, str) else part.content
-            text = "\n".join(inner.text for inner in content if isinstance(inner, TextPart))
+            content = [requests.TextPart(text=part.content)] if isinstance(part.content, str) else part.content
+            text = "\n".join(inner.text for inner in content if isinstance(inner, requests.TextPart))
             result: Json = {"name": call.tool_name, "response": {"error" if part.is_error else "output": text}}
             results.append(with_own({"functionResponse": result | _own_id(call)}, part.extra, "gemini"))
-            seen = [inner for inner in content if isinstance(inner, ImagePart)]
+            seen = [inner for inner in content if isinstance(inner, requests.ImagePart)]
             shown = [with_own(_media(image.source), image.extra, "gemini") for image in seen]
             if shown:
                 images.append({"text": f"Images of the result of {call.tool_name}:"})
@@ -144,7 +130,7 @@ class Contents:
         return results + images
 
 
-def arguments_of(call: ToolCallPart) -> Json | msgspec.Raw:
+def arguments_of(call: requests.ToolCallPart) -> Json | msgspec.Raw:
     """A call's arguments. Google's APIs accept only objects; the model sees what it wrote, next to the error result."""
     try:
         check_object(call.arguments or "{}")
@@ -153,7 +139,7 @@ def arguments_of(call: ToolCallPart) -> Json | msgspec.Raw:
         return {"invalid_arguments": call.arguments}
 
 
-def _own_id(call: ToolCallPart) -> Json:
+def _own_id(call: requests.ToolCallPart) -> Json:
     """The provider's own call id. Other ids mean nothing to it; without an id, it matches by name and order."""
     own = (call.opaque or {}).get("item_id")
     return {"id": own} if own else {}
@@ -164,19 +150,19 @@ def _signature(opaque: dict[str, str] | None) -> Json:
     return {"thoughtSignature": signature} if signature else {}
 
 
-def _media(source: Source) -> Json:
+def _media(source: requests.Source) -> Json:
     """Media inlined in the request or referred to by URL. A media type that the URL does not show is not sent: the API
     finds it, and a wrong one is an error.
     """
-    assert not isinstance(source, BlobSource)  # conversation() rejects these
-    if isinstance(source, Base64Source):
+    assert not isinstance(source, requests.BlobSource)  # conversation() rejects these
+    if isinstance(source, requests.Base64Source):
         return {"inlineData": {"mimeType": source.media_type, "data": source.data}}
-    if isinstance(source, FileSource):
+    if isinstance(source, requests.FileSource):
         return _file(source.file_id, source.media_type)
     return _file(source.url, media_type_of(source))
 
 
-def media_type_of(source: UrlSource) -> str | None:
+def media_type_of(source: requests.UrlSource) -> str | None:
     """The media type of what a URL names; None: the URL does not show it."""
     found = _SUFFIX.fullmatch(source.url)
     return source.media_type or (_MEDIA_TYPES.get(found[1].lower()) if found else None)

@@ -13,23 +13,7 @@ from contextlib import suppress
 import msgspec
 
 from tokenbus.errors import RequestInvalid
-from tokenbus.events.requests import (
-    Base64Source,
-    BlobSource,
-    ContentPart,
-    DocumentPart,
-    Effort,
-    ExtraPart,
-    FileSource,
-    Generate,
-    ImagePart,
-    Message,
-    TextPart,
-    ThinkingPart,
-    ToolCallPart,
-    ToolChoice,
-    ToolResultPart,
-)
+from tokenbus.events import requests
 from tokenbus.providers.api import Built, HttpCall, JobApi, JobSeen, Quirks
 from tokenbus.providers.base import JobBase
 from tokenbus.providers.gemini.contents import arguments_of, media_type_of
@@ -104,11 +88,11 @@ jobs: JobApi = InteractionJobs()
 
 Json = dict[str, object]
 Steps = list[Json | msgspec.Raw]
-LEAST: Effort = "minimal"
+LEAST: requests.Effort = "minimal"
 """The level for a request without thinking: the API cannot turn it off."""
 
 
-def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
+def build(request: requests.Generate, history: list[requests.Message], quirks: Quirks) -> Built:
     """Build the HTTP call for the next turn. Raises RequestInvalid, naming the field."""
     extra = request.extra or {}
     takes = Takes(api=API, thinking=("thought_signature",), model_images=True, unique_ids=True)
@@ -120,7 +104,7 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
         if message.role == "system":
             if steps:
                 notes += (f"{message.where}: system text was moved to the front, its only place in this API",)
-            system += [part.text for part in message.parts if isinstance(part, TextPart)]
+            system += [part.text for part in message.parts if isinstance(part, requests.TextPart)]
         else:
             steps += _steps(message, steps)
     if not steps:
@@ -162,13 +146,13 @@ def _continued(spoken: list[Spoken]) -> tuple[str, list[Spoken]]:
         before -= 1
     for message in spoken[before:]:
         for part in message.parts:
-            if isinstance(part, ExtraPart) and part.name == CONTINUATION:
+            if isinstance(part, requests.ExtraPart) and part.name == CONTINUATION:
                 with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
                     token = msgspec.json.decode(part.json, type=str)
     return (token, spoken[:before]) if token else ("", spoken)
 
 
-def _generation(request: Generate, quirks: Quirks) -> Json:
+def _generation(request: requests.Generate, quirks: Quirks) -> Json:
     """Output limit, thinking, sampling, stop strings and the choice of a tool."""
     choice = request.tool_choice if needs_tools(request) else None
     fields: Json = {
@@ -178,7 +162,7 @@ def _generation(request: Generate, quirks: Quirks) -> Json:
         "seed": request.seed,
         "stop_sequences": accepted_stops(request.stop, max_stops(quirks)) or None,
         "tool_choice": {"allowed_tools": {"mode": "any", "tools": [choice.name]}}
-        if isinstance(choice, ToolChoice)
+        if isinstance(choice, requests.ToolChoice)
         else choice,
     }
     thinking = request.thinking
@@ -191,7 +175,7 @@ def _generation(request: Generate, quirks: Quirks) -> Json:
     return given(fields)
 
 
-def _format(request: Generate) -> Json:
+def _format(request: requests.Generate) -> Json:
     """The form of the answer: JSON, or text with images."""
     if images := image_options(request, "size", "aspect_ratio"):
         form = {"type": "image", "aspect_ratio": images.aspect_ratio, "image_size": images.size}
@@ -213,61 +197,63 @@ def _steps(message: Spoken, before: Sequence[Json | msgspec.Raw]) -> Steps:
     for i, part in enumerate(message.parts):
         where = f"{message.where}.content[{i}]"
         match part:
-            case TextPart() | ImagePart() | DocumentPart():
+            case requests.TextPart() | requests.ImagePart() | requests.DocumentPart():
                 if content is None:
                     content = []
                     steps.append(deep_merged({"type": kind}, message.extra) | {"content": content})
                 content.append(_content(part, where))
                 continue
-            case ThinkingPart():
+            case requests.ThinkingPart():
                 signed: Json = {"type": "thought", "signature": (part.opaque or {}).get("thought_signature", "")}
                 steps.append(signed | ({"summary": [{"type": "text", "text": part.text}]} if part.text else {}))
-            case ToolCallPart():
+            case requests.ToolCallPart():
                 called: Json = {"type": "function_call", "id": part.tool_id, "name": part.tool_name}
                 signature = (part.opaque or {}).get("thought_signature")
                 called |= {"arguments": arguments_of(part)} | ({"signature": signature} if signature else {})
                 steps.append(with_own(called, part.extra, API))
-            case ToolResultPart():
+            case requests.ToolResultPart():
                 steps.append(_result(part, before, where))
-            case ExtraPart():
+            case requests.ExtraPart():
                 if part.name != CONTINUATION and (raw := own_extra(part, API, where)) is not None:
                     steps.append(raw)
         content = None
     return steps
 
 
-def _content(part: TextPart | ImagePart | DocumentPart, where: str) -> Json:
-    if not isinstance(part, TextPart):
+def _content(part: requests.TextPart | requests.ImagePart | requests.DocumentPart, where: str) -> Json:
+    if not isinstance(part, requests.TextPart):
         return with_own(_media(part), part.extra, API)
     citations = (part.opaque or {}).get("citations")
     cited: Json = {"annotations": raw_json(citations, f"{where}.opaque.citations")} if citations else {}
     return with_own({"type": "text", "text": part.text} | cited, part.extra, API)
 
 
-def _media(part: ImagePart | DocumentPart) -> Json:
+def _media(part: requests.ImagePart | requests.DocumentPart) -> Json:
     """Media inlined in the request or named by address. A media type that a URL does not show is not sent."""
     source = part.source
-    assert not isinstance(source, BlobSource)  # conversation() rejects these
-    if isinstance(source, Base64Source):
+    assert not isinstance(source, requests.BlobSource)  # conversation() rejects these
+    if isinstance(source, requests.Base64Source):
         media_type, place = source.media_type, {"data": source.data}
-    elif isinstance(source, FileSource):
+    elif isinstance(source, requests.FileSource):
         media_type, place = source.media_type, {"uri": source.file_id}
     else:
         media_type, place = media_type_of(source), {"uri": source.url}
-    kind = "image" if isinstance(part, ImagePart) else (media_type or "").partition("/")[0]
+    kind = "image" if isinstance(part, requests.ImagePart) else (media_type or "").partition("/")[0]
     kind = kind if kind in ("image", "audio", "video") else "document"
     return {"type": kind, **({"mime_type": media_type} if media_type else {}), **place}
 
 
-def _result(part: ToolResultPart, before: Sequence[Json | msgspec.Raw], where: str) -> Json:
+def _result(part: requests.ToolResultPart, before: Sequence[Json | msgspec.Raw], where: str) -> Json:
     name = next(
         step["name"]
         for step in reversed(before)
         if isinstance(step, dict) and step.get("type") == "function_call" and step["id"] == part.tool_id
     )  # conversation() guarantees the call
-    content: list[ContentPart] | str = part.content if isinstance(part.content, str) else list(part.content)
+    content: list[requests.ContentPart] | str = part.content if isinstance(part.content, str) else list(part.content)
     if isinstance(content, list):
-        result: object = [_content(inner, where) for inner in content if isinstance(inner, TextPart | ImagePart)]
+        result: object = [
+            _content(inner, where) for inner in content if isinstance(inner, requests.TextPart | requests.ImagePart)
+        ]
     else:
         result = content
     payload: Json = {"type": "function_result", "call_id": part.tool_id, "name": name, "result": result}

@@ -11,23 +11,7 @@ import re
 import msgspec
 
 from tokenbus.errors import RequestInvalid
-from tokenbus.events.requests import (
-    BlobSource,
-    Cache,
-    DocumentPart,
-    ExtraPart,
-    FileSource,
-    Generate,
-    GrammarFormat,
-    ImagePart,
-    Message,
-    TextPart,
-    Thinking,
-    ThinkingPart,
-    Tool,
-    ToolCallPart,
-    ToolResultPart,
-)
+from tokenbus.events import requests
 from tokenbus.providers.api import Built, Quirks
 from tokenbus.providers.request.build import (
     accepted_stops,
@@ -55,7 +39,7 @@ _list = msgspec.json.Decoder(list[msgspec.Raw])
 ChatMessage = dict[str, object]
 
 
-def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
+def build(request: requests.Generate, history: list[requests.Message], quirks: Quirks) -> Built:
     """Build the HTTP call for the next turn. Raises RequestInvalid, naming the field."""
     plain = bool(quirks.reasoning_back)
     has: tuple[PartOption, ...] = ("title", "detail", "lifetime") if quirks.cache_marks else ("title", "detail")
@@ -70,7 +54,7 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
     spoken, notes = conversation(request, history, takes)
     messages: list[ChatMessage] = []
     if request.system:
-        parts = [TextPart(text=request.system)] if isinstance(request.system, str) else request.system
+        parts = [requests.TextPart(text=request.system)] if isinstance(request.system, str) else request.system
         messages.append({"role": quirks.system_role, "content": _text(parts, quirks)})
     for message in spoken:
         messages += _messages(message, quirks)
@@ -85,17 +69,17 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
     return built("/chat/completions", body, request, notes)
 
 
-def built(path: str, body: dict[str, object], request: Generate, notes: tuple[str, ...]) -> Built:
+def built(path: str, body: dict[str, object], request: requests.Generate, notes: tuple[str, ...]) -> Built:
     return Built(call=json_call(path, with_extra(body, request.extra)), notes=notes)
 
 
-def display_note(request: Generate) -> tuple[str, ...]:
+def display_note(request: requests.Generate) -> tuple[str, ...]:
     """The note for `thinking.display`, which this API does not have."""
     asked = request.thinking is not None and request.thinking.display is not None
     return ("thinking.display has no effect: this API has no such option",) if asked else ()
 
 
-def limits(request: Generate, quirks: Quirks) -> dict[str, object]:
+def limits(request: requests.Generate, quirks: Quirks) -> dict[str, object]:
     """Output limit and format, thinking, sampling and stop strings."""
     payload = given({quirks.max_tokens_field: request.max_tokens})
     if request.thinking:
@@ -122,7 +106,7 @@ def max_stops(quirks: Quirks) -> int:
     return MAX_STOP_STRINGS if quirks.max_stop_strings is None else quirks.max_stop_strings
 
 
-def _thinking(thinking: Thinking, quirks: Quirks) -> dict[str, object]:
+def _thinking(thinking: requests.Thinking, quirks: Quirks) -> dict[str, object]:
     """Thinking options. The API itself has efforts but no budgets: a budget without a vendor field becomes an
     effort.
     """
@@ -142,16 +126,16 @@ def _placed(path: str, value: object) -> dict[str, object]:
     return {name: _placed(inner, value) if inner else value} if name else {}
 
 
-def _tools(request: Generate) -> dict[str, object]:
+def _tools(request: requests.Generate) -> dict[str, object]:
     payload: dict[str, object] = {}
     if request.tools:
         payload["tools"] = [with_own(_tool(tool), tool.extra, "openai-chat") for tool in request.tools]
     return payload | chosen_tool(request, lambda kind, name: {"type": kind, kind: {"name": name}})
 
 
-def _tool(tool: Tool) -> dict[str, object]:
+def _tool(tool: requests.Tool) -> dict[str, object]:
     described: dict[str, object] = {"description": tool.description} if tool.description else {}
-    if isinstance(tool.format, GrammarFormat):
+    if isinstance(tool.format, requests.GrammarFormat):
         grammar = {"syntax": tool.format.syntax, "definition": tool.format.definition}
         described["format"] = {"type": "grammar", "grammar": grammar}
     if tool.format:
@@ -171,7 +155,7 @@ def _messages(message: Spoken, quirks: Quirks) -> list[ChatMessage]:
             content = user_content(message, quirks)
             payload = [{"role": "user", "content": content}] if content else []
         case "system":
-            texts = [part for part in message.parts if isinstance(part, TextPart)]
+            texts = [part for part in message.parts if isinstance(part, requests.TextPart)]
             payload = [{"role": quirks.system_role, "content": _text(texts, quirks)}]
     if message.participant:
         for one in payload:
@@ -184,25 +168,25 @@ def user_content(message: Spoken, quirks: Quirks) -> object:
     parts: list[object] = []
     for i, part in enumerate(message.parts):
         match part:
-            case TextPart():
+            case requests.TextPart():
                 parts.append(_text_part(part, quirks))
-            case ImagePart():
+            case requests.ImagePart():
                 parts.append(_image(part, quirks, f"{message.where}.content[{i}]"))
-            case DocumentPart():
+            case requests.DocumentPart():
                 parts.append(_with_own(_document(part, quirks), part))
-            case ExtraPart():
+            case requests.ExtraPart():
                 if (raw := own_extra(part, "openai-chat", f"{message.where}.content[{i}]")) is not None:
                     parts.append(raw)
             case _:
                 pass  # conversation() allows no other part in a user message
     only = message.parts[0]
-    if isinstance(only, TextPart) and parts == [{"type": "text", "text": only.text}]:
+    if isinstance(only, requests.TextPart) and parts == [{"type": "text", "text": only.text}]:
         return only.text
     return parts
 
 
 def _assistant(message: Spoken, quirks: Quirks) -> list[ChatMessage]:
-    texts: list[TextPart] = []
+    texts: list[requests.TextPart] = []
     thoughts: list[str] = []
     details: list[msgspec.Raw] = []
     calls: list[dict[str, object]] = []
@@ -210,15 +194,15 @@ def _assistant(message: Spoken, quirks: Quirks) -> list[ChatMessage]:
     for i, part in enumerate(message.parts):
         where = f"{message.where}.content[{i}]"
         match part:
-            case TextPart() if part.opaque and (spoken := part.opaque.get("audio")):
+            case requests.TextPart() if part.opaque and (spoken := part.opaque.get("audio")):
                 payload["audio"] = {"id": spoken}
-            case TextPart():
+            case requests.TextPart():
                 texts.append(part)
-            case ThinkingPart():
+            case requests.ThinkingPart():
                 thoughts.append(part.text)
                 if part.opaque and (given := part.opaque.get("reasoning_details")):
                     details += _details(given, f"{where}.opaque.reasoning_details")
-            case ToolCallPart():
+            case requests.ToolCallPart():
                 calls.append(_call(part, where))
             case _:
                 pass  # a provider-specific item: this API accepts none in assistant messages
@@ -236,7 +220,7 @@ def _assistant(message: Spoken, quirks: Quirks) -> list[ChatMessage]:
     return [payload] if payload["content"] or calls or "audio" in payload else []
 
 
-def _call(part: ToolCallPart, where: str) -> dict[str, object]:
+def _call(part: requests.ToolCallPart, where: str) -> dict[str, object]:
     payload: dict[str, object] = {"id": _fitted(part.tool_id)}
     if part.free_text:
         payload |= {"type": "custom", "custom": {"name": part.tool_name, "input": part.arguments}}
@@ -260,11 +244,11 @@ def _results(message: Spoken, quirks: Quirks) -> list[ChatMessage]:
     payload: list[ChatMessage] = []
     images: list[object] = []
     for part in message.parts:
-        if not isinstance(part, ToolResultPart):
+        if not isinstance(part, requests.ToolResultPart):
             continue
-        content = [TextPart(text=part.content)] if isinstance(part.content, str) else part.content
-        texts = [inner for inner in content if isinstance(inner, TextPart)]
-        shown = [_image(inner, quirks, message.where) for inner in content if isinstance(inner, ImagePart)]
+        content = [requests.TextPart(text=part.content)] if isinstance(part.content, str) else part.content
+        texts = [inner for inner in content if isinstance(inner, requests.TextPart)]
+        shown = [_image(inner, quirks, message.where) for inner in content if isinstance(inner, requests.ImagePart)]
         if shown:
             images += [{"type": "text", "text": f"Images of the result of {part.tool_id}:"}, *shown]
         text = _own_parts(texts, quirks) or "\n".join(inner.text for inner in texts)
@@ -275,47 +259,52 @@ def _results(message: Spoken, quirks: Quirks) -> list[ChatMessage]:
     return payload
 
 
-def _text(parts: list[TextPart], quirks: Quirks) -> object:
+def _text(parts: list[requests.TextPart], quirks: Quirks) -> object:
     """System text as one string, or as parts if cache marks must be placed between them."""
     if quirks.cache_marks and any(part.cache for part in parts):
         return [_text_part(part, quirks) for part in parts if part.text]
     return _own_parts(parts, quirks) or "\n\n".join(part.text for part in parts if part.text)
 
 
-def _own_parts(parts: list[TextPart], quirks: Quirks) -> list[dict[str, object]] | None:
+def _own_parts(parts: list[requests.TextPart], quirks: Quirks) -> list[dict[str, object]] | None:
     """Texts as parts, if any has fields of this API."""
     has_own = any((part.extra or {}).get("openai-chat") for part in parts)
     return [_text_part(part, quirks) for part in parts] if has_own else None
 
 
-def _text_part(part: TextPart, quirks: Quirks) -> dict[str, object]:
+def _text_part(part: requests.TextPart, quirks: Quirks) -> dict[str, object]:
     return _with_own({"type": "text", "text": part.text} | _cache(part.cache, quirks), part)
 
 
-def _image(part: ImagePart, quirks: Quirks, where: str) -> dict[str, object]:
-    assert not isinstance(part.source, BlobSource)  # conversation() rejects these
-    if isinstance(part.source, FileSource):
+def _image(part: requests.ImagePart, quirks: Quirks, where: str) -> dict[str, object]:
+    assert not isinstance(part.source, requests.BlobSource)  # conversation() rejects these
+    if isinstance(part.source, requests.FileSource):
         raise RequestInvalid(f"{where}.source", "Chat Completions does not accept images by file id")
     image = {"url": data_url(part.source)} | ({"detail": part.detail} if part.detail else {})
     return _with_own({"type": "image_url", "image_url": image} | _cache(part.cache, quirks), part)
 
 
-def _document(part: DocumentPart, quirks: Quirks) -> dict[str, object]:
-    assert not isinstance(part.source, BlobSource)
-    if isinstance(part.source, FileSource):
+def _document(part: requests.DocumentPart, quirks: Quirks) -> dict[str, object]:
+    assert not isinstance(part.source, requests.BlobSource)
+    if isinstance(part.source, requests.FileSource):
         file = {"file_id": part.source.file_id}
     else:
         file = {"filename": part.title or "document", "file_data": data_url(part.source)}
     return {"type": "file", "file": file} | _cache(part.cache, quirks)
 
 
-def _cache(mark: Cache, quirks: Quirks) -> dict[str, object]:
+def _cache(mark: requests.Cache, quirks: Quirks) -> dict[str, object]:
     lifetime = {"ttl": mark} if isinstance(mark, str) else {}
     return {"cache_control": {"type": "ephemeral", **lifetime}} if mark and quirks.cache_marks else {}
 
 
 def _with_own(
-    payload: dict[str, object], part: TextPart | ImagePart | DocumentPart | ToolCallPart | ToolResultPart
+    payload: dict[str, object],
+    part: requests.TextPart
+    | requests.ImagePart
+    | requests.DocumentPart
+    | requests.ToolCallPart
+    | requests.ToolResultPart,
 ) -> dict[str, object]:
     return with_own(payload, part.extra, "openai-chat")
 

@@ -20,19 +20,7 @@ from __future__ import annotations
 import msgspec
 
 from tokenbus.errors import Malformed
-from tokenbus.events.normalized import (
-    Cut,
-    Done,
-    Extra,
-    Failed,
-    FinishReason,
-    Normalized,
-    Opaque,
-    RefusalDelta,
-    Start,
-    Terminal,
-    UsageSeen,
-)
+from tokenbus.events import normalized as n
 from tokenbus.events.usage import Usage
 from tokenbus.providers.openai_chat import reasoning, wire
 from tokenbus.providers.openai_chat.answer import AnswerDecoder
@@ -45,7 +33,7 @@ from tokenbus.providers.response.sse import SseEvent
 from tokenbus.providers.response.unknown_fields import UnknownField, has_value, named, read_known
 from tokenbus.providers.response.usage import count, latest
 
-FINISH: dict[str, FinishReason] = {
+FINISH: dict[str, n.FinishReason] = {
     "stop": "stop",
     "length": "length",
     "model_length": "length",  # Mistral: the context is full
@@ -54,7 +42,7 @@ FINISH: dict[str, FinishReason] = {
     "content_filter": "content_filter",
     "error": "error",  # OpenRouter
 }
-_BROKEN_OFF: tuple[FinishReason, ...] = ("length", "content_filter", "error")
+_BROKEN_OFF: tuple[n.FinishReason, ...] = ("length", "content_filter", "error")
 
 
 class ChatDecoder(AnswerDecoder, kw_only=True):
@@ -69,18 +57,18 @@ class ChatDecoder(AnswerDecoder, kw_only=True):
     stop_string: str = ""
     usage: dict[str, object] | None = None
 
-    def _read(self, event: SseEvent, out: list[Normalized]) -> Terminal | None:
+    def _read(self, event: SseEvent, out: list[n.Normalized]) -> n.Terminal | None:
         data = event.data
         if data.startswith(b"[DONE]"):
-            return self._finish(out) if self.started else Cut("[DONE] came before any content")
+            return self._finish(out) if self.started else n.Cut("[DONE] came before any content")
         chunk, unknown = wire.read_chunk(data, self.reasoning_fields)
         if chunk.error or chunk.object == "error":
             self._release(out)
-            return Failed(provider_failure(read(wire.anything, data, "chunk")))
+            return n.Failed(provider_failure(read(wire.anything, data, "chunk")))
         usage = chunk.usage or (chunk.x_groq and chunk.x_groq.usage)
         if not self.started and (chunk.model or chunk.choices or usage):
             self.started = True
-            out.append(Start(chunk.model or "", chunk.id or ""))
+            out.append(n.Start(chunk.model or "", chunk.id or ""))
         self._describe(chunk, unknown)
         others: list[int] = []
         for place, choice in enumerate(chunk.choices or ()):
@@ -91,14 +79,14 @@ class ChatDecoder(AnswerDecoder, kw_only=True):
                 self._choice(choice, chunk.object or "", further, out)
         if others:
             raw = read(wire.raw_choices, data, "chunk").choices or []
-            out += [Extra("openai-chat.choice", text_of(raw[place])) for place in others]
+            out += [n.Extra("openai-chat.choice", text_of(raw[place])) for place in others]
         if usage:
             self._count(usage, out)
         elif chunk.choices is msgspec.UNSET and self.started:
-            out.append(Extra("openai-chat.event", data.decode()))
+            out.append(n.Extra("openai-chat.event", data.decode()))
         return None
 
-    def _closed(self, out: list[Normalized]) -> Terminal:
+    def _closed(self, out: list[n.Normalized]) -> n.Terminal:
         if self.finish is not None:
             return self._finish(out)
         self._release(out)
@@ -116,14 +104,14 @@ class ChatDecoder(AnswerDecoder, kw_only=True):
         if unknown and chunk.choices is not msgspec.UNSET:  # a chunk without choices is kept as a whole
             self._note(named("openai-chat", (field for field in unknown if field.path[0] != "choices")))
 
-    def _cite(self, out: list[Normalized]) -> None:
+    def _cite(self, out: list[n.Normalized]) -> None:
         """Emit the sources of the answer with its text. What comes later is of the answer."""
         if self.open_kind == "text":
             self._beside(self._taken(wire.SOURCES), self.open_ordinal, out)
 
     # --- content --------------------------------------------------------------------------------------------
 
-    def _choice(self, choice: wire.Choice, form: str, unknown: list[UnknownField], out: list[Normalized]) -> None:
+    def _choice(self, choice: wire.Choice, form: str, unknown: list[UnknownField], out: list[n.Normalized]) -> None:
         if choice.delta is not None:
             self.streamed = True
             self._delta(choice.delta, out)
@@ -147,20 +135,20 @@ class ChatDecoder(AnswerDecoder, kw_only=True):
             self._cite(out)
             self._close_open_block(out)
 
-    def _of_choice(self, choice: wire.Choice, unknown: list[UnknownField], out: list[Normalized]) -> None:
+    def _of_choice(self, choice: wire.Choice, unknown: list[UnknownField], out: list[n.Normalized]) -> None:
         """Emit a choice's data beside its content, with the block that is open."""
         for name in wire.OF_CHOICES:
             value: msgspec.Raw = getattr(choice, name)
             if value is wire.NOTHING or not has_value(value):
                 continue
             if name in wire.OF_PIECES:
-                out.append(Extra(f"openai-chat.{name}", text_of(value), self._present_block()))
+                out.append(n.Extra(f"openai-chat.{name}", text_of(value), self._present_block()))
             else:
                 self._beside({f"openai-chat.{name}": text_of(value)}, self._present_block(), out)
         if unknown:
             self._beside(named("openai-chat", unknown), self._present_block(), out)
 
-    def _delta(self, delta: wire.Delta, out: list[Normalized], *, whole: bool = False) -> None:
+    def _delta(self, delta: wire.Delta, out: list[n.Normalized], *, whole: bool = False) -> None:
         self._reasoning(delta, out, whole=whole)
         content = [("text", delta.content)] if isinstance(delta.content, str) else self._parts(delta.content or [])
         for kind, text in self._remaining_of(content) if whole else content:
@@ -170,11 +158,11 @@ class ChatDecoder(AnswerDecoder, kw_only=True):
                 case "thinking":
                     self._think(text if whole else self.thought.new_part("content", text), out)
                 case _:
-                    out.append(Extra("openai-chat.content_part", text, self._open_or_none()))
+                    out.append(n.Extra("openai-chat.content_part", text, self._open_or_none()))
         if refusal := self._remaining_refusal(delta.refusal) if whole else delta.refusal:
             self._release(out)
             self.refused.add(refusal)
-            out.append(RefusalDelta(self._block("text", out), refusal))
+            out.append(n.RefusalDelta(self._block("text", out), refusal))
         for place, call in enumerate(delta.tool_calls or ()):
             self._call(call, out, place=place if whole else None)
         if delta.function_call and not (delta.tool_calls or self.table.listed):
@@ -201,7 +189,7 @@ class ChatDecoder(AnswerDecoder, kw_only=True):
             return refusal
         return "" if self.text.rest(refusal) == "" else self.refused.rest(refusal)
 
-    def _reasoning(self, delta: wire.Delta, out: list[Normalized], *, whole: bool) -> None:
+    def _reasoning(self, delta: wire.Delta, out: list[n.Normalized], *, whole: bool) -> None:
         for field in self.reasoning_fields:
             if value := getattr(delta, field, None):
                 text = value if isinstance(value, str) else reasoning.text_of(reasoning.pieces_of(value))
@@ -232,12 +220,12 @@ class ChatDecoder(AnswerDecoder, kw_only=True):
 
     # --- the end --------------------------------------------------------------------------------------------
 
-    def _count(self, usage: dict[str, object], out: list[Normalized]) -> None:
+    def _count(self, usage: dict[str, object], out: list[n.Normalized]) -> None:
         if (raw := latest(self.usage, usage)) != self.usage:
             self.usage = raw
-            out.append(UsageSeen(usage_of(raw)))
+            out.append(n.UsageSeen(usage_of(raw)))
 
-    def _finish(self, out: list[Normalized]) -> Done:
+    def _finish(self, out: list[n.Normalized]) -> n.Done:
         self._release(out)
         self._cite(out)
         self._close_open_block(out)
@@ -245,7 +233,7 @@ class ChatDecoder(AnswerDecoder, kw_only=True):
             if self.last_thinking < 0:
                 self._block("thinking", out)
                 self._close_open_block(out)
-            out.append(Opaque(self.last_thinking, "reasoning_details", back))
+            out.append(n.Opaque(self.last_thinking, "reasoning_details", back))
         parsed = FINISH.get(self.finish or "", "unknown")
         for call in self.table.calls[self.completed :]:
             if parsed not in _BROKEN_OFF:
@@ -253,9 +241,9 @@ class ChatDecoder(AnswerDecoder, kw_only=True):
                     raise Malformed("tool_calls", f"call {call.tool_id or '?'} has no name")
                 self._end_call(call, out)
             elif call.extra_content and call.ordinal >= 0:
-                out.append(Opaque(call.ordinal, "extra_content", call.extra_content))
+                out.append(n.Opaque(call.ordinal, "extra_content", call.extra_content))
         usage = usage_of(self.usage) if self.usage else None
-        return Done(finish_of(parsed, self.completed), self.finish or "", usage, self.stop_string)
+        return n.Done(finish_of(parsed, self.completed), self.finish or "", usage, self.stop_string)
 
 
 def usage_of(raw: dict[str, object]) -> Usage:

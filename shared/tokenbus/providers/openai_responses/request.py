@@ -13,24 +13,8 @@ from typing import cast
 import msgspec
 
 from tokenbus.errors import RequestInvalid
+from tokenbus.events import requests
 from tokenbus.events.quirks import begins_with
-from tokenbus.events.requests import (
-    Base64Source,
-    BlobSource,
-    Cache,
-    DocumentPart,
-    ExtraPart,
-    FileSource,
-    Generate,
-    ImagePart,
-    Message,
-    TextPart,
-    ThinkingPart,
-    Tool,
-    ToolCallPart,
-    ToolResultPart,
-    UrlSource,
-)
 from tokenbus.providers.api import Built, HttpCall, JobApi, JobSeen, Quirks
 from tokenbus.providers.base import JobBase
 from tokenbus.providers.openai_responses.wire import fields
@@ -113,7 +97,7 @@ jobs: JobApi = ResponseJobs()
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 
 
-def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
+def build(request: requests.Generate, history: list[requests.Message], quirks: Quirks) -> Built:
     """Build the HTTP call for the next turn. Raises RequestInvalid, naming the field."""
     extra = request.extra or {}
     # The provider keeps the items of a conversation, and adds those of each answer: nothing is sent twice.
@@ -150,7 +134,7 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
     return Built(call=json_call("/responses", body), notes=notes)
 
 
-def _limits(request: Generate, quirks: Quirks) -> dict[str, object]:
+def _limits(request: requests.Generate, quirks: Quirks) -> dict[str, object]:
     """Output limit and format, reasoning and sampling. The API itself has no stop strings."""
     payload = given({"max_output_tokens": request.max_tokens})
     thinking = request.thinking
@@ -173,7 +157,7 @@ def _limits(request: Generate, quirks: Quirks) -> dict[str, object]:
     )
 
 
-def _tools(request: Generate) -> dict[str, object]:
+def _tools(request: requests.Generate) -> dict[str, object]:
     payload: dict[str, object] = {}
     tools = [_tool(tool) for tool in request.tools]
     if images := image_options(request, "size", "quality", "format", "background", "model", "previews", "mask"):
@@ -184,7 +168,7 @@ def _tools(request: Generate) -> dict[str, object]:
     return payload | chosen_tool(request, lambda kind, name: {"type": kind, "name": name})
 
 
-def _tool(tool: Tool) -> dict[str, object]:
+def _tool(tool: requests.Tool) -> dict[str, object]:
     described: dict[str, object] = {"description": tool.description} if tool.description else {}
     if tool.format:
         custom = {"type": "custom", "name": tool.name, "format": msgspec.to_builtins(tool.format)}
@@ -228,27 +212,29 @@ class Input:
     def _add(self, message: Spoken) -> None:
         match message.role:
             case "system":
-                texts = [part.text for part in message.parts if isinstance(part, TextPart)]
+                texts = [part.text for part in message.parts if isinstance(part, requests.TextPart)]
                 self.items.append({"role": "system", "content": "\n\n".join(texts)})
             case "user":
                 self._user(message)
             case "assistant":
                 self._assistant(message)
             case "tool":
-                self.items += [self._result(part) for part in message.parts if isinstance(part, ToolResultPart)]
+                self.items += [
+                    self._result(part) for part in message.parts if isinstance(part, requests.ToolResultPart)
+                ]
 
     def _user(self, message: Spoken) -> None:
         """Add one user message. Provider-specific items go next to it."""
         parts: list[Json] = []
         for i, part in enumerate(message.parts):
             match part:
-                case TextPart():
+                case requests.TextPart():
                     parts.append(text_part(part, self._quirks))
-                case ImagePart():
+                case requests.ImagePart():
                     parts.append(_image(part, self._quirks))
-                case DocumentPart():
+                case requests.DocumentPart():
                     parts.append(_document(part, self._quirks))
-                case ExtraPart():
+                case requests.ExtraPart():
                     if (raw := own_extra(part, "openai-responses", f"{message.where}.content[{i}]")) is not None:
                         self.items.append(raw)
                 case _:
@@ -263,21 +249,21 @@ class Input:
         for i, part in enumerate(message.parts):
             where = f"{message.where}.content[{i}]"
             match part:
-                case TextPart():
+                case requests.TextPart():
                     self._text(part, where, first)
-                case ThinkingPart():
+                case requests.ThinkingPart():
                     self._thinking(part, where, first)
-                case ImagePart():
+                case requests.ImagePart():
                     self._made(part)
-                case ToolCallPart():
+                case requests.ToolCallPart():
                     self._call(part, where)
-                case ExtraPart():
+                case requests.ExtraPart():
                     if (raw := own_extra(part, "openai-responses", where)) is not None:
                         self.items.append(raw)
                 case _:
                     pass  # conversation() allows no other part in an assistant message
 
-    def _text(self, part: TextPart, where: str, first: int) -> None:
+    def _text(self, part: requests.TextPart, where: str, first: int) -> None:
         """Add model text. Consecutive texts of the same item, or without an item, form one message."""
         opaque = part.opaque or {}
         before = self._last(first, "message")
@@ -296,7 +282,7 @@ class Input:
             payload["content"] = part.text
         self.items.append(payload | more)
 
-    def _thinking(self, part: ThinkingPart, where: str, first: int) -> None:
+    def _thinking(self, part: requests.ThinkingPart, where: str, first: int) -> None:
         """Add reasoning if the API can use it: encrypted, stored, or as plain text for vendors that want it.
 
         Parts with the same item id are merged into one item again.
@@ -319,16 +305,16 @@ class Input:
         elif part.text:
             cast("list[Json]", payload["summary"]).append({"type": "summary_text", "text": part.text})
 
-    def _made(self, part: ImagePart) -> None:
+    def _made(self, part: requests.ImagePart) -> None:
         """Add a model-generated image: as its own item, or as a user image if another provider's model made it."""
         item_id = _item_id(part.opaque or {}, "ig")
-        if item_id and isinstance(part.source, Base64Source):
+        if item_id and isinstance(part.source, requests.Base64Source):
             payload: Json = {"type": "image_generation_call", "id": item_id, "status": "completed"}
             self.items.append(payload | {"result": part.source.data})
         else:
             self.items.append({"role": "user", "content": [_image(part, self._quirks)]})
 
-    def _call(self, part: ToolCallPart, where: str) -> None:
+    def _call(self, part: requests.ToolCallPart, where: str) -> None:
         opaque = part.opaque or {}
         more = _fields(opaque, where)
         payload: Json = {"call_id": _fitted(part.tool_id), "name": part.tool_name}
@@ -341,14 +327,14 @@ class Input:
             payload["id"] = item_id
         self.items.append(with_own({**more, **payload}, part.extra, "openai-responses"))
 
-    def _result(self, part: ToolResultPart) -> Json:
+    def _result(self, part: requests.ToolResultPart) -> Json:
         kind = "custom_tool_call_output" if part.tool_id in self._custom_calls else "function_call_output"
         payload: Json = {"type": kind, "call_id": _fitted(part.tool_id)}
         if isinstance(part.content, str):
             payload["output"] = part.content
         else:
             payload["output"] = [
-                _image(inner, self._quirks) if isinstance(inner, ImagePart) else text_part(inner, self._quirks)
+                _image(inner, self._quirks) if isinstance(inner, requests.ImagePart) else text_part(inner, self._quirks)
                 for inner in part.content
             ]
         return with_own(payload, part.extra, "openai-responses")
@@ -359,7 +345,7 @@ class Input:
         return last if isinstance(last, dict) and last.get("type") == kind else None
 
 
-def text_part(part: TextPart, quirks: Quirks) -> Json:
+def text_part(part: requests.TextPart, quirks: Quirks) -> Json:
     """Input text: anything not written by the model."""
     payload: Json = {"type": "input_text", "text": part.text}
     return with_own(payload | _cache(part.cache, quirks), part.extra, "openai-responses")
@@ -371,9 +357,9 @@ def _output_text(text: str, opaque: dict[str, str], where: str) -> Json:
     return {"type": "output_text", "text": text, "annotations": annotations}
 
 
-def _image(part: ImagePart, quirks: Quirks) -> Json:
-    assert not isinstance(part.source, BlobSource)  # conversation() rejects these
-    if isinstance(part.source, FileSource):
+def _image(part: requests.ImagePart, quirks: Quirks) -> Json:
+    assert not isinstance(part.source, requests.BlobSource)  # conversation() rejects these
+    if isinstance(part.source, requests.FileSource):
         source: Json = {"file_id": part.source.file_id}
     else:
         source = {"image_url": data_url(part.source)}
@@ -381,20 +367,20 @@ def _image(part: ImagePart, quirks: Quirks) -> Json:
     return with_own(payload | _cache(part.cache, quirks), part.extra, "openai-responses")
 
 
-def _document(part: DocumentPart, quirks: Quirks) -> Json:
+def _document(part: requests.DocumentPart, quirks: Quirks) -> Json:
     source = part.source
-    assert not isinstance(source, BlobSource)
+    assert not isinstance(source, requests.BlobSource)
     payload: Json = {"type": "input_file"}
-    if isinstance(source, UrlSource):
+    if isinstance(source, requests.UrlSource):
         payload["file_url"] = source.url
-    elif isinstance(source, FileSource):
+    elif isinstance(source, requests.FileSource):
         payload["file_id"] = source.file_id
     else:
         payload |= {"filename": part.title or "document", "file_data": data_url(source)}
     return with_own(payload | _cache(part.cache, quirks), part.extra, "openai-responses")
 
 
-def _cache(mark: Cache, quirks: Quirks) -> Json:
+def _cache(mark: requests.Cache, quirks: Quirks) -> Json:
     return {"prompt_cache_breakpoint": {"mode": "explicit"}} if mark and quirks.cache_marks else {}
 
 

@@ -10,30 +10,14 @@ from zlib import crc32
 import msgspec
 
 from tokenbus.errors import RequestInvalid
+from tokenbus.events import requests
 from tokenbus.events.quirks import ApiName
-from tokenbus.events.requests import (
-    Base64Source,
-    DocumentPart,
-    Effort,
-    Extra,
-    FileSource,
-    Generate,
-    ImagePart,
-    Message,
-    Mode,
-    OutputSchema,
-    TextPart,
-    Thinking,
-    ToolChoice,
-    ToolResultPart,
-    UrlSource,
-)
 from tokenbus.providers import plugins
 from tokenbus.providers.api import Built, Format, HttpCall, Quirks
 from tokenbus.providers.request.options import RequestOption, reject_missing_options
 
-LEVELS: tuple[Effort, ...] = ("minimal", "low", "medium", "high", "xhigh", "max")
-BUDGETS: dict[Effort, int] = {"minimal": 1024, "low": 4096, "medium": 8192, "high": 24_576}
+LEVELS: tuple[requests.Effort, ...] = ("minimal", "low", "medium", "high", "xhigh", "max")
+BUDGETS: dict[requests.Effort, int] = {"minimal": 1024, "low": 4096, "medium": 8192, "high": 24_576}
 """Thinking tokens for each effort, for models that take only a budget. Every such model accepts these values."""
 
 
@@ -59,7 +43,7 @@ def given(fields: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def system_texts(system: str | list[TextPart] | None) -> list[str]:
+def system_texts(system: str | list[requests.TextPart] | None) -> list[str]:
     """The texts of the request's system field, for an API that takes nothing else with them."""
     parts = [system] if isinstance(system, str) else [part.text for part in system or ()]
     return [text for text in parts if text]
@@ -75,9 +59,9 @@ def accepted_stops(stops: list[str], limit: int | None, *, blanks: bool = True) 
 
 
 def formatted(
-    formats: Mapping[Mode, Format],
-    request: Generate,
-    history: list[Message],
+    formats: Mapping[requests.Mode, Format],
+    request: requests.Generate,
+    history: list[requests.Message],
     quirks: Quirks,
     *,
     makes_images: bool = False,
@@ -95,9 +79,11 @@ def formatted(
     return formats[request.mode](request, history, quirks)
 
 
-def extras_of_objects(request: Generate) -> Iterator[tuple[str, Extra]]:
+def extras_of_objects(request: requests.Generate) -> Iterator[tuple[str, requests.Extra]]:
     """Yield where an object of the request has further fields by API, and these."""
-    objects: list[tuple[str, Extra | None]] = [(f"tools[{i}]", tool.extra) for i, tool in enumerate(request.tools)]
+    objects: list[tuple[str, requests.Extra | None]] = [
+        (f"tools[{i}]", tool.extra) for i, tool in enumerate(request.tools)
+    ]
     for i, part in enumerate(request.system if isinstance(request.system, list) else ()):
         objects.append((f"system[{i}]", part.extra))
     for i, message in enumerate(request.messages):
@@ -105,12 +91,12 @@ def extras_of_objects(request: Generate) -> Iterator[tuple[str, Extra]]:
         for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
             where = f"messages[{i}].content[{j}]"
             objects.append((where, getattr(part, "extra", None)))
-            if isinstance(part, ToolResultPart) and isinstance(part.content, list):
+            if isinstance(part, requests.ToolResultPart) and isinstance(part.content, list):
                 objects += ((f"{where}.content[{k}]", inside.extra) for k, inside in enumerate(part.content))
     yield from ((f"{where}.extra", extra) for where, extra in objects if extra)
 
 
-def _check_extra_names(request: Generate) -> None:
+def _check_extra_names(request: requests.Generate) -> None:
     """Raise RequestInvalid for fields of an object that are for an API which does not exist."""
     for where, extra in extras_of_objects(request):
         for api in extra:
@@ -119,13 +105,13 @@ def _check_extra_names(request: Generate) -> None:
                 raise RequestInvalid(where, f"no API has the name {api[:64]!r}: must be one of {known}")
 
 
-def with_own(payload: Mapping[str, object], extra: Extra | None, api: ApiName) -> dict[str, object]:
+def with_own(payload: Mapping[str, object], extra: requests.Extra | None, api: ApiName) -> dict[str, object]:
     """Merge the fields that an object of the request has for this API."""
     own = (extra or {}).get(api)
     return deep_merged(dict(payload), own) if own else dict(payload)
 
 
-def effort_of(thinking: Thinking) -> Effort | None:
+def effort_of(thinking: requests.Thinking) -> requests.Effort | None:
     """The requested effort, or the smallest effort that covers the requested budget: some APIs take efforts only."""
     if thinking.effort or not thinking.budget_tokens:
         return thinking.effort
@@ -134,19 +120,19 @@ def effort_of(thinking: Thinking) -> Effort | None:
     return "medium" if thinking.budget_tokens <= BUDGETS["medium"] else "high"
 
 
-def budget_of(thinking: Thinking) -> int | None:
+def budget_of(thinking: requests.Thinking) -> int | None:
     """The requested budget in tokens, or the budget of the effort: some models take budgets only."""
     return thinking.budget_tokens or (BUDGETS[nearest_effort(thinking.effort, BUDGETS)] if thinking.effort else None)
 
 
-def nearest_effort(effort: Effort, known: Collection[Effort]) -> Effort:
+def nearest_effort(effort: requests.Effort, known: Collection[requests.Effort]) -> requests.Effort:
     """The effort itself, or the next lower one that the API knows, or its lowest."""
-    levels: list[Effort] = [level for level in LEVELS if level in known]
-    lower: list[Effort] = [level for level in levels if LEVELS.index(level) <= LEVELS.index(effort)]
+    levels: list[requests.Effort] = [level for level in LEVELS if level in known]
+    lower: list[requests.Effort] = [level for level in levels if LEVELS.index(level) <= LEVELS.index(effort)]
     return lower[-1] if lower else levels[0]
 
 
-def effort_note(thinking: Thinking | None, known: Collection[Effort]) -> tuple[str, ...]:
+def effort_note(thinking: requests.Thinking | None, known: Collection[requests.Effort]) -> tuple[str, ...]:
     """The note for an effort that the API does not know; see `nearest_effort`."""
     effort = thinking.effort if thinking and thinking.wanted else None
     if effort is None or effort in known:
@@ -154,7 +140,7 @@ def effort_note(thinking: Thinking | None, known: Collection[Effort]) -> tuple[s
     return (f"thinking.effort: {effort!r} became {nearest_effort(effort, known)!r}, the nearest that this model has",)
 
 
-def needs_tools(request: Generate) -> bool:
+def needs_tools(request: requests.Generate) -> bool:
     """Whether to send tool_choice: APIs reject it if there are no tools.
 
     Raises RequestInvalid if a tool call is required but there are no tools.
@@ -166,7 +152,7 @@ def needs_tools(request: Generate) -> bool:
     return False
 
 
-def chosen_tool(request: Generate, named: Callable[[str, str], dict[str, object]]) -> dict[str, object]:
+def chosen_tool(request: requests.Generate, named: Callable[[str, str], dict[str, object]]) -> dict[str, object]:
     """Which tools the model calls, in the form that both OpenAI APIs use. ``named``: a tool by kind and name. Raises
     RequestInvalid; see `needs_tools`.
     """
@@ -174,7 +160,7 @@ def chosen_tool(request: Generate, named: Callable[[str, str], dict[str, object]
         return {}
     parallel, choice = request.parallel_tool_calls, request.tool_choice
     payload: dict[str, object] = {} if parallel is None else {"parallel_tool_calls": parallel}
-    if isinstance(choice, ToolChoice):
+    if isinstance(choice, requests.ToolChoice):
         free = any(tool.format for tool in request.tools if tool.name == choice.name)
         payload["tool_choice"] = named("custom" if free else "function", choice.name)
     elif choice is not None:
@@ -187,24 +173,26 @@ def schema_of(parameters: dict[str, object]) -> dict[str, object]:
     return parameters or {"type": "object", "properties": {}}
 
 
-def named_schema(output: OutputSchema) -> dict[str, object]:
+def named_schema(output: requests.OutputSchema) -> dict[str, object]:
     """The output schema in the form that both OpenAI APIs use."""
     payload: dict[str, object] = {"name": output.name, "schema": output.schema}
     return payload if output.strict is None else payload | {"strict": output.strict}
 
 
-def data_url(source: Base64Source | UrlSource) -> str:
+def data_url(source: requests.Base64Source | requests.UrlSource) -> str:
     """Express a source as a single URL."""
-    return source.url if isinstance(source, UrlSource) else f"data:{source.media_type};base64,{source.data}"
+    return source.url if isinstance(source, requests.UrlSource) else f"data:{source.media_type};base64,{source.data}"
 
 
-def names_files(messages: Iterable[Message]) -> bool:
+def names_files(messages: Iterable[requests.Message]) -> bool:
     """Whether any media in these messages is stored in the provider's file store."""
     for message in messages:
         for part in message.content if isinstance(message.content, list) else ():
-            inside = part.content if isinstance(part, ToolResultPart) else [part]
+            inside = part.content if isinstance(part, requests.ToolResultPart) else [part]
             if any(
-                isinstance(media, ImagePart | DocumentPart) and isinstance(media.source, FileSource) for media in inside
+                isinstance(media, requests.ImagePart | requests.DocumentPart)
+                and isinstance(media.source, requests.FileSource)
+                for media in inside
             ):
                 return True
     return False

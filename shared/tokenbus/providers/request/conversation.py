@@ -20,35 +20,28 @@ import msgspec
 
 from tokenbus.blobs import plain_media_type
 from tokenbus.errors import RequestInvalid
+from tokenbus.events import requests
 from tokenbus.events.quirks import ApiName
-from tokenbus.events.requests import (
-    BlobSource,
-    ContentPart,
-    DocumentPart,
-    ExtraPart,
-    Generate,
-    ImagePart,
-    Message,
-    TextPart,
-    ThinkingPart,
-    ToolCallPart,
-    ToolResultPart,
-    UrlSource,
-)
 from tokenbus.events.run_messages import is_json
 from tokenbus.providers.request.foreign_content import Adapted, item_owner, without_trailing_thinking
 from tokenbus.providers.request.tool_results import NO_RESULT, Calls
 from tokenbus.providers.request.turns import Notes, PartOption, Role, Spoken, Takes
 
-P = TypeVar("P", bound=ContentPart)
+P = TypeVar("P", bound=requests.ContentPart)
 
 __all__ = ["NO_RESULT", "Spoken", "Takes", "conversation", "own_extra", "raw_json"]
 
 _ALLOWED: dict[Role, tuple[type[msgspec.Struct], ...]] = {
-    "system": (TextPart,),
-    "user": (TextPart, ImagePart, DocumentPart, ToolResultPart, ExtraPart),
-    "assistant": (TextPart, ThinkingPart, ImagePart, ToolCallPart, ExtraPart),
-    "tool": (ToolResultPart,),
+    "system": (requests.TextPart,),
+    "user": (requests.TextPart, requests.ImagePart, requests.DocumentPart, requests.ToolResultPart, requests.ExtraPart),
+    "assistant": (
+        requests.TextPart,
+        requests.ThinkingPart,
+        requests.ImagePart,
+        requests.ToolCallPart,
+        requests.ExtraPart,
+    ),
+    "tool": (requests.ToolResultPart,),
 }
 
 
@@ -56,7 +49,7 @@ _ANYTHING = Takes()
 
 
 def conversation(
-    request: Generate, history: list[Message], takes: Takes = _ANYTHING
+    request: requests.Generate, history: list[requests.Message], takes: Takes = _ANYTHING
 ) -> tuple[list[Spoken], tuple[str, ...]]:
     """Return the request's messages followed by the run's own, in a form the API accepts, and a sentence for each
     change.
@@ -82,7 +75,7 @@ def conversation(
     return spoken, notes.sentences
 
 
-def own_extra(part: ExtraPart, api: ApiName, where: str) -> msgspec.Raw | None:
+def own_extra(part: requests.ExtraPart, api: ApiName, where: str) -> msgspec.Raw | None:
     """A provider-specific item, sent unchanged; None if it belongs to another API. Raises RequestInvalid if it is not
     JSON.
     """
@@ -98,18 +91,18 @@ def raw_json(text: str, where: str) -> msgspec.Raw:
     return msgspec.Raw(text)
 
 
-def _checked(message: Message, where: str, takes: Takes, notes: Notes) -> Spoken:
-    content = [TextPart(text=message.content)] if isinstance(message.content, str) else message.content
+def _checked(message: requests.Message, where: str, takes: Takes, notes: Notes) -> Spoken:
+    content = [requests.TextPart(text=message.content)] if isinstance(message.content, str) else message.content
     allowed = _ALLOWED[message.role]
-    parts: list[ContentPart] = []
+    parts: list[requests.ContentPart] = []
     for i, part in enumerate(content):
         at = where if isinstance(message.content, str) else f"{where}.content[{i}]"
         if not isinstance(part, allowed):
             kinds = ", ".join(str(kind.__struct_config__.tag) for kind in allowed)
             raise RequestInvalid(at, f"a message of role {message.role} may contain only: {kinds}")
-        if not (isinstance(part, TextPart) and not part.text):
+        if not (isinstance(part, requests.TextPart) and not part.text):
             _note_options(part, at, takes, notes)
-            if isinstance(part, ToolCallPart) and part.free_text and not takes.free_text_calls:
+            if isinstance(part, requests.ToolCallPart) and part.free_text and not takes.free_text_calls:
                 arguments = msgspec.json.encode({"input": part.arguments}).decode()
                 part = msgspec.structs.replace(part, arguments=arguments, free_text=False)  # noqa: PLW2901
             parts.append(_with_plain_types(part, at, notes))
@@ -118,19 +111,19 @@ def _checked(message: Message, where: str, takes: Takes, notes: Notes) -> Spoken
     return Spoken(message.role, parts, where, message.participant, (message.extra or {}).get(takes.api or "", {}))
 
 
-def _note_options(part: ContentPart, at: str, takes: Takes, notes: Notes) -> None:
+def _note_options(part: requests.ContentPart, at: str, takes: Takes, notes: Notes) -> None:
     """Note each option of the part that the API does not have."""
-    if isinstance(part, ToolResultPart) and not isinstance(part.content, str):
+    if isinstance(part, requests.ToolResultPart) and not isinstance(part.content, str):
         for i, inner in enumerate(part.content):
             _note_options(inner, f"{at}.content[{i}]", takes, notes)
     if takes.written:  # the builder writes media itself, and `transcript` notes what a text cannot hold
-        if isinstance(part, TextPart | ToolCallPart | ToolResultPart) and part.extra:
+        if isinstance(part, requests.TextPart | requests.ToolCallPart | requests.ToolResultPart) and part.extra:
             notes.add(at, "extra has no effect in mode prefill")
         return
     used: dict[PartOption, bool] = {"lifetime": isinstance(getattr(part, "cache", False), str)}
-    if isinstance(part, DocumentPart):
+    if isinstance(part, requests.DocumentPart):
         used |= {"title": bool(part.title), "citations": bool(part.citations), "context": bool(part.context)}
-    if isinstance(part, ImagePart):
+    if isinstance(part, requests.ImagePart):
         used["detail"] = part.detail is not None
     for option, given in used.items():
         if given and option not in takes.part_options:
@@ -138,23 +131,23 @@ def _note_options(part: ContentPart, at: str, takes: Takes, notes: Notes) -> Non
             notes.add(at, f"{name} has no effect: this API has no such option")
 
 
-def _with_plain_types(part: ContentPart, at: str, notes: Notes) -> ContentPart:
+def _with_plain_types(part: requests.ContentPart, at: str, notes: Notes) -> requests.ContentPart:
     """Rewrite media types to the one spelling that all APIs accept. Raises RequestInvalid for media still in the blob
     store.
     """
-    if isinstance(part, ToolResultPart) and not isinstance(part.content, str):
+    if isinstance(part, requests.ToolResultPart) and not isinstance(part.content, str):
         inside = [_typed(inner, f"{at}.content[{i}]", notes) for i, inner in enumerate(part.content)]
         return msgspec.structs.replace(part, content=inside)
     return _typed(part, at, notes)
 
 
 def _typed(part: P, at: str, notes: Notes) -> P:
-    if not isinstance(part, ImagePart | DocumentPart):
+    if not isinstance(part, requests.ImagePart | requests.DocumentPart):
         return part
     source = part.source
-    if isinstance(source, BlobSource):
+    if isinstance(source, requests.BlobSource):
         raise RequestInvalid(at, "media from the blob store was not loaded")
-    if isinstance(source, UrlSource) or source.media_type is None:
+    if isinstance(source, requests.UrlSource) or source.media_type is None:
         return part
     plain = plain_media_type(source.media_type)
     if plain == source.media_type:
@@ -170,7 +163,7 @@ USER, ASSISTANT = "User", "Assistant"
 _UNFIT = re.compile(r"[\s<|\\/>]+")
 
 
-def with_speakers(messages: list[Spoken], request: Generate, takes: Takes, notes: Notes) -> list[Spoken]:
+def with_speakers(messages: list[Spoken], request: requests.Generate, takes: Takes, notes: Notes) -> list[Spoken]:
     """Return the messages with each ``participant`` set to the value of the API's name field.
 
     Adjacent messages of one role may be merged later, so position never identifies a speaker.
@@ -213,7 +206,7 @@ def _fit(name: str, taken: set[str]) -> str:
     return fit
 
 
-def _in_text(messages: Sequence[Spoken], request: Generate) -> list[Spoken]:
+def _in_text(messages: Sequence[Spoken], request: requests.Generate) -> list[Spoken]:
     """Write the names before the texts.
 
     The model's own messages get no name, because the model would imitate it, unless another speaker of the same role is
@@ -232,17 +225,17 @@ def _neighbours(messages: Sequence[Spoken], i: int) -> list[Spoken]:
     return [messages[j] for j in (i - 1, i + 1) if 0 <= j < len(messages) and messages[j].role == messages[i].role]
 
 
-def _differ(one: Spoken, other: Spoken, request: Generate) -> bool:
+def _differ(one: Spoken, other: Spoken, request: requests.Generate) -> bool:
     return one.role in ("user", "assistant") and _name(one, request) != _name(other, request)
 
 
-def _is_named(message: Spoken, request: Generate) -> bool:
+def _is_named(message: Spoken, request: requests.Generate) -> bool:
     name = (message.participant or "").strip()
     own = message.role == "assistant" and message.participant == request.participant
     return bool(name) and message.role in ("user", "assistant") and not own
 
 
-def _name(message: Spoken, request: Generate) -> str:
+def _name(message: Spoken, request: requests.Generate) -> str:
     if name := (message.participant or "").strip():
         return name
     return USER if message.role == "user" else request.participant or ASSISTANT
@@ -251,7 +244,7 @@ def _name(message: Spoken, request: Generate) -> str:
 def _with_name(message: Spoken, name: str) -> Spoken:
     """Put the name before the first text, or before everything if the message starts with another part."""
     [first, *more] = message.parts
-    parts: list[ContentPart] = [TextPart(text=f"{name}:"), *message.parts]
-    if isinstance(first, TextPart):
+    parts: list[requests.ContentPart] = [requests.TextPart(text=f"{name}:"), *message.parts]
+    if isinstance(first, requests.TextPart):
         parts = [msgspec.structs.replace(first, text=f"{name}: {first.text}"), *more]
     return msgspec.structs.replace(message, parts=parts, participant=None)

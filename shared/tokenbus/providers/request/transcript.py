@@ -13,19 +13,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from tokenbus.errors import RequestInvalid
-from tokenbus.events.requests import (
-    ContentPart,
-    DocumentPart,
-    ExtraPart,
-    Generate,
-    ImagePart,
-    Message,
-    TextPart,
-    ThinkingPart,
-    Tool,
-    ToolCallPart,
-    ToolResultPart,
-)
+from tokenbus.events import requests
 from tokenbus.providers.request.build import schema_of
 from tokenbus.providers.request.conversation import Spoken, Takes, conversation
 from tokenbus.providers.request.participants import CALLS_CLOSES, Names, between, options_of
@@ -33,7 +21,7 @@ from tokenbus.providers.request.participants import CALLS_CLOSES, Names, between
 OPENING = "Continue the conversation."
 """The user message for APIs that require one before the text, if there is no media to put there."""
 
-Media = ImagePart | DocumentPart
+Media = requests.ImagePart | requests.DocumentPart
 _object = msgspec.json.Decoder(dict[str, object])
 
 
@@ -69,7 +57,7 @@ class _Writer:
                 self.parts.append(item)
 
 
-def transcribe(request: Generate, history: list[Message], token: str = "") -> Transcript:
+def transcribe(request: requests.Generate, history: list[requests.Message], token: str = "") -> Transcript:
     """Write the conversation and the output of the run's earlier turns. ``token`` ends each message. Raises
     RequestInvalid.
     """
@@ -98,54 +86,58 @@ def transcribe(request: Generate, history: list[Message], token: str = "") -> Tr
         if isinstance(message.content, str):
             writer.add(message.content)
         else:
-            _write_results([part for part in message.content if isinstance(part, ToolResultPart)], writer)
+            _write_results([part for part in message.content if isinstance(part, requests.ToolResultPart)], writer)
     if not writer.parts or not isinstance(writer.parts[-1], str):
         raise RequestInvalid("messages", "there is no text to continue after the last image or document")
     return Transcript(writer.parts, notes)
 
 
-def opening_of(request: Generate, transcript: Transcript) -> Spoken:
+def opening_of(request: requests.Generate, transcript: Transcript) -> Spoken:
     """The user message before the text to continue; it holds all media."""
     first = options_of(request).first_user_message
-    blocks = [TextPart(text=part) if isinstance(part, str) else part for part in transcript.before]
+    blocks = [requests.TextPart(text=part) if isinstance(part, str) else part for part in transcript.before]
     if first is None:
-        return Spoken("user", [*blocks] or [TextPart(text=OPENING)], "messages")
-    return Spoken("user", [TextPart(text=first), *blocks], "messages")
+        return Spoken("user", [*blocks] or [requests.TextPart(text=OPENING)], "messages")
+    return Spoken("user", [requests.TextPart(text=first), *blocks], "messages")
 
 
-def follows_a_name(request: Generate) -> bool:
+def follows_a_name(request: requests.Generate) -> bool:
     """Whether the model's text begins right after its name and the space that follows."""
     return not continues_own(request) and bool(Names(request).of(request.participant, "assistant"))
 
 
-def _cue(request: Generate) -> str:
+def _cue(request: requests.Generate) -> str:
     """The cue for the model: its name, and the thinking tag if thinking is on."""
     name = Names(request).of(request.participant, "assistant")
     thinking = "<thinking>" if opens_thinking(request) else ""
     return " ".join(part for part in (f"{name}:" if name else "", thinking) if part)
 
 
-def continues_own(request: Generate) -> bool:
+def continues_own(request: requests.Generate) -> bool:
     """Whether the last message is the model's own or holds the results of its calls."""
     last = request.messages[-1]
-    if isinstance(last.content, list) and last.content and all(isinstance(p, ToolResultPart) for p in last.content):
+    if (
+        isinstance(last.content, list)
+        and last.content
+        and all(isinstance(p, requests.ToolResultPart) for p in last.content)
+    ):
         return True
     return last.role == "assistant" and (last.participant or "").strip() in ("", request.participant)
 
 
-def opens_thinking(request: Generate) -> bool:
+def opens_thinking(request: requests.Generate) -> bool:
     """Whether the text ends inside a thinking block that the model should continue."""
     return bool(request.thinking and request.thinking.wanted) and not continues_own(request)
 
 
-def system_text(request: Generate) -> str:
+def system_text(request: requests.Generate) -> str:
     """The system text, plus the tool definitions and the call syntax."""
     system = request.system or ""
     texts = [system if isinstance(system, str) else "\n\n".join(part.text for part in system), _tools(request.tools)]
     return "\n\n".join(text for text in texts if text.strip())
 
 
-def _tools(tools: list[Tool]) -> str:
+def _tools(tools: list[requests.Tool]) -> str:
     if not tools:
         return ""
     lines = [
@@ -167,40 +159,40 @@ def _tools(tools: list[Tool]) -> str:
 
 def _write(message: Spoken, writer: _Writer) -> tuple[str, ...]:
     """Write one message. Return a note for each part that cannot be expressed as text."""
-    calls = [part for part in message.parts if isinstance(part, ToolCallPart)]
+    calls = [part for part in message.parts if isinstance(part, requests.ToolCallPart)]
     notes: tuple[str, ...] = tuple(f"{message.where}: {left}" for left in _left_out(message.parts))
     for part in message.parts:
         match part:
-            case TextPart():
+            case requests.TextPart():
                 writer.add(part.text)
-            case ThinkingPart():
+            case requests.ThinkingPart():
                 writer.add(f"<thinking>{part.text}</thinking>" if part.text else "")
-            case ImagePart() | DocumentPart():
+            case requests.ImagePart() | requests.DocumentPart():
                 writer.add(part)
-            case ExtraPart():
+            case requests.ExtraPart():
                 notes += (f"{message.where}: {part.name} cannot be written as text and was left out",)
-            case ToolCallPart() | ToolResultPart():
+            case requests.ToolCallPart() | requests.ToolResultPart():
                 pass
     if calls:
         writer.add("\n<function_calls>\n", *(_invoke(part) for part in calls), CALLS_CLOSES[0])
-    _write_results([part for part in message.parts if isinstance(part, ToolResultPart)], writer)
+    _write_results([part for part in message.parts if isinstance(part, requests.ToolResultPart)], writer)
     return notes
 
 
-def _left_out(parts: Sequence[ContentPart]) -> Iterator[str]:
+def _left_out(parts: Sequence[requests.ContentPart]) -> Iterator[str]:
     """What the text cannot hold of these parts, each once."""
-    if any(isinstance(part, TextPart | ToolResultPart) and part.cache for part in parts):
+    if any(isinstance(part, requests.TextPart | requests.ToolResultPart) and part.cache for part in parts):
         yield "marks for the cache have no effect in mode prefill"
-    if any(isinstance(part, TextPart) and "citations" in (part.opaque or {}) for part in parts):
+    if any(isinstance(part, requests.TextPart) and "citations" in (part.opaque or {}) for part in parts):
         yield "citations cannot be written as text and were left out"
-    thoughts = [part for part in parts if isinstance(part, ThinkingPart)]
+    thoughts = [part for part in parts if isinstance(part, requests.ThinkingPart)]
     if any(not part.text for part in thoughts):
         yield "thinking without text (redacted or encrypted) cannot be written as text and was left out"
     if any(part.text and (part.signature or part.opaque) for part in thoughts):
         yield "the signature of thinking was left out: the text has the thinking alone"
 
 
-def _without_effect(request: Generate) -> Iterator[str]:
+def _without_effect(request: requests.Generate) -> Iterator[str]:
     """Options that mode prefill does not send."""
     for i, tool in enumerate(request.tools):
         if tool.extra:
@@ -212,7 +204,7 @@ def _without_effect(request: Generate) -> Iterator[str]:
             yield f"thinking.{name} has no effect in mode prefill: the model writes its thinking into the text"
 
 
-def _invoke(part: ToolCallPart) -> str:
+def _invoke(part: requests.ToolCallPart) -> str:
     try:
         arguments = _object.decode(part.arguments or "{}")
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -224,15 +216,15 @@ def _invoke(part: ToolCallPart) -> str:
     return "\n".join([*lines, "</invoke>\n"])
 
 
-def _write_results(parts: list[ToolResultPart], writer: _Writer) -> None:
+def _write_results(parts: list[requests.ToolResultPart], writer: _Writer) -> None:
     if not parts:
         return
     writer.add("<function_results>\n")
     for part in parts:
         tag = "error" if part.is_error else "result"
         writer.add(f'<{tag} tool_use_id="{_escaped(part.tool_id)}">')
-        for inner in [TextPart(text=part.content)] if isinstance(part.content, str) else part.content:
-            writer.add(_escaped(inner.text) if isinstance(inner, TextPart) else inner)
+        for inner in [requests.TextPart(text=part.content)] if isinstance(part.content, str) else part.content:
+            writer.add(_escaped(inner.text) if isinstance(inner, requests.TextPart) else inner)
         writer.add(f"</{tag}>\n")
     writer.add("</function_results>")
 

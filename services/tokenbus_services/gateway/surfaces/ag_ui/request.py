@@ -10,23 +10,7 @@ from typing import Any, cast, get_args
 
 import msgspec
 
-from tokenbus.events.requests import (
-    Base64Source,
-    ContentPart,
-    DocumentPart,
-    ExtraPart,
-    FileSource,
-    ImagePart,
-    Message,
-    Source,
-    TextPart,
-    ThinkingPart,
-    Tool,
-    ToolCallPart,
-    ToolResultPart,
-    UrlSource,
-    WhenBusy,
-)
+from tokenbus.events import requests
 from tokenbus_services.gateway.problem import invalid, unsupported
 from tokenbus_services.gateway.surfaces.contract import GatewayRequest, GivenAnswer, Translated, TranslationRules
 from tokenbus_services.gateway.surfaces.fields import Fields, Json
@@ -42,7 +26,7 @@ class AgUiEcho(Echo, frozen=True, kw_only=True, omit_defaults=True):
     thread: str = ""
     run: str = ""
     """The client's own id of its run."""
-    when_busy: WhenBusy = "enqueue"
+    when_busy: requests.WhenBusy = "enqueue"
     when_busy_given: bool = False
     answered: str = ""
     """The id of the model's last message that the client has."""
@@ -82,7 +66,7 @@ def read(asked: GatewayRequest, rules: TranslationRules, body: Fields) -> Transl
     echoed: Json = {"thread": thread, "run": run, "answered": _answered(values)}
     if is_clients:
         given += _results(values)
-    if when_busy := props.one_of("whenBusy", get_args(WhenBusy)):
+    if when_busy := props.one_of("whenBusy", get_args(requests.WhenBusy)):
         echoed |= {"when_busy": when_busy, "when_busy_given": True}
     found = ask.translated(fields, tools=tools, echo=AgUiEcho, echoed=echoed, on_disconnect="continue")
     says = bool(messages) and messages[-1].role not in ("assistant", "tool")
@@ -153,22 +137,22 @@ def _context(body: Fields) -> Any:
 def _tools(body: Fields) -> Any:
     for tool in body.each("tools"):
         tool.take("metadata")
-        yield Tool(
+        yield requests.Tool(
             name=tool.needed("name", tool.text("name")),
             description=tool.text("description"),
             parameters=tool.json("parameters") or {"type": "object"},
         )
 
 
-def _messages(body: Fields) -> list[Message]:
+def _messages(body: Fields) -> list[requests.Message]:
     """The conversation. Thinking goes into the assistant's message that follows it."""
-    messages: list[Message] = []
-    thinking: list[ContentPart] = []
+    messages: list[requests.Message] = []
+    thinking: list[requests.ContentPart] = []
 
     def unanswered() -> None:
         """Keep the provider's items that end a turn."""
-        if any(isinstance(part, ExtraPart) for part in thinking):
-            messages.append(Message(role="assistant", content=[*thinking]))
+        if any(isinstance(part, requests.ExtraPart) for part in thinking):
+            messages.append(requests.Message(role="assistant", content=[*thinking]))
             thinking.clear()
 
     for message in body.each("messages"):
@@ -176,7 +160,7 @@ def _messages(body: Fields) -> list[Message]:
             message.take(name)
         match message.needed("role", message.one_of("role", _ROLES)):
             case "developer" | "system":
-                messages.append(Message(role="system", content=message.text("content") or ""))
+                messages.append(requests.Message(role="system", content=message.text("content") or ""))
                 message.text("name")
                 message.text("encryptedValue")
             case "user":
@@ -184,17 +168,17 @@ def _messages(body: Fields) -> list[Message]:
                 content = _content(message)
                 if content:
                     unanswered()
-                    messages.append(Message(role="user", content=content, participant=message.text("name")))
+                    messages.append(requests.Message(role="user", content=content, participant=message.text("name")))
             case "reasoning":
                 text, back = message.text("content") or "", _given_back(message)
                 thinking += originals(back.pop("items", []))
                 if text or back:
-                    thinking.append(ThinkingPart(text=text, **back))
+                    thinking.append(requests.ThinkingPart(text=text, **back))
             case "assistant":
                 parts = [*thinking, *_content_of(message)]
                 thinking.clear()
                 if parts:
-                    messages.append(Message(role="assistant", content=parts))
+                    messages.append(requests.Message(role="assistant", content=parts))
             case "tool":
                 _add_result(messages, message)
             case _:  # of the screen alone
@@ -203,12 +187,12 @@ def _messages(body: Fields) -> list[Message]:
     return messages
 
 
-def _content_of(message: Fields) -> list[ContentPart]:
+def _content_of(message: Fields) -> list[requests.ContentPart]:
     message.text("name")
     text, back = message.text("content"), _given_back(message)
     back.pop("signature", None)
-    parts: list[ContentPart] = [*originals(back.pop("items", []))]
-    parts += [TextPart(text=text, **back)] if text else []
+    parts: list[requests.ContentPart] = [*originals(back.pop("items", []))]
+    parts += [requests.TextPart(text=text, **back)] if text else []
     for call in message.each("toolCalls"):
         call.take("metadata")
         call.only("type", "function")
@@ -217,7 +201,7 @@ def _content_of(message: Fields) -> list[ContentPart]:
         kept.pop("signature", None)
         parts += originals(kept.pop("items", []))
         parts.append(
-            ToolCallPart(
+            requests.ToolCallPart(
                 tool_id=call.needed("id", call.text("id")),
                 tool_name=function.needed("name", function.text("name")),
                 arguments=function.text("arguments") or "{}",
@@ -227,15 +211,15 @@ def _content_of(message: Fields) -> list[ContentPart]:
     return parts
 
 
-def _add_result(messages: list[Message], message: Fields) -> None:
+def _add_result(messages: list[requests.Message], message: Fields) -> None:
     """Add a tool's result to those of the same turn."""
     error = message.text("error")
     message.text("encryptedValue")
     parts = _content(message, ("text", "image"))
-    content: Any = "".join(part.text for part in parts if isinstance(part, TextPart))
-    if any(isinstance(part, ImagePart) for part in parts):
+    content: Any = "".join(part.text for part in parts if isinstance(part, requests.TextPart))
+    if any(isinstance(part, requests.ImagePart) for part in parts):
         content = parts
-    result = ToolResultPart(
+    result = requests.ToolResultPart(
         tool_id=message.needed("toolCallId", message.text("toolCallId")),
         content=content or error or "",
         is_error=error is not None,
@@ -243,13 +227,13 @@ def _add_result(messages: list[Message], message: Fields) -> None:
     if messages and messages[-1].role == "tool" and isinstance(messages[-1].content, list):
         messages[-1].content.append(result)
     else:
-        messages.append(Message(role="tool", content=[result]))
+        messages.append(requests.Message(role="tool", content=[result]))
 
 
-def _content(message: Fields, kinds: Sequence[str] = _KINDS) -> list[ContentPart]:
+def _content(message: Fields, kinds: Sequence[str] = _KINDS) -> list[requests.ContentPart]:
     value = message.take("content")
     if isinstance(value, str):
-        return [TextPart(text=value)] if value else []
+        return [requests.TextPart(text=value)] if value else []
     if value is None:
         return []
     return [
@@ -260,19 +244,19 @@ def _content(message: Fields, kinds: Sequence[str] = _KINDS) -> list[ContentPart
     ]
 
 
-def _part(part: Fields, kinds: Sequence[str]) -> ContentPart:
+def _part(part: Fields, kinds: Sequence[str]) -> requests.ContentPart:
     for name in ("id", "metadata"):
         part.take(name)
     match part.needed("type", part.one_of("type", kinds)):
         case "text":
-            return TextPart(text=part.needed("text", part.text("text")))
+            return requests.TextPart(text=part.needed("text", part.text("text")))
         case "image":
-            return ImagePart(source=_source(part))
+            return requests.ImagePart(source=_source(part))
         case _:
-            return DocumentPart(source=_source(part))
+            return requests.DocumentPart(source=_source(part))
 
 
-def _source(part: Fields) -> Source:
+def _source(part: Fields) -> requests.Source:
     source = part.needed("source", part.fields("source"))
     kind = source.one_of("type", ("data", "url", "file"))
     value = source.needed("value", source.text("value"))
@@ -280,11 +264,11 @@ def _source(part: Fields) -> Source:
     source.text("provider")
     match kind:
         case "data":
-            return Base64Source(media_type=source.needed("mimeType", media_type), data=value)
+            return requests.Base64Source(media_type=source.needed("mimeType", media_type), data=value)
         case "url":
-            return UrlSource(url=value)
+            return requests.UrlSource(url=value)
         case _:
-            return FileSource(file_id=value, media_type=media_type)
+            return requests.FileSource(file_id=value, media_type=media_type)
 
 
 class _Kept(msgspec.Struct, frozen=True):

@@ -14,20 +14,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from tokenbus.events.requests import (
-    Base64Source,
-    BlobSource,
-    ContentPart,
-    DocumentPart,
-    ImagePart,
-    Message,
-    Source,
-    TextPart,
-    ThinkingPart,
-    ToolCallPart,
-    ToolResultPart,
-    UrlSource,
-)
+from tokenbus.events import requests
 from tokenbus_services.gateway.problem import invalid, unsupported
 from tokenbus_services.gateway.surfaces.ai_sdk_ui.parts import ITEM, METADATA
 from tokenbus_services.gateway.surfaces.contract import GivenAnswer
@@ -38,9 +25,9 @@ _IGNORED = ("source-url", "source-document", "reasoning-file")
 DENIED = "Tool call execution denied."
 
 
-def messages_of(values: list[object]) -> list[Message]:
+def messages_of(values: list[object]) -> list[requests.Message]:
     """The conversation. Raises Refusal, naming the message or part at fault."""
-    messages: list[Message] = []
+    messages: list[requests.Message] = []
     for i, value in enumerate(values):
         at = f"messages[{i}]"
         message = _object(value, at)
@@ -48,11 +35,11 @@ def messages_of(values: list[object]) -> list[Message]:
         match message.get("role"):
             case "system":
                 content = "".join(_text(part, f"{at}.parts[{n}]") for n, part in enumerate(parts))
-                messages.append(Message(role="system", content=content))
+                messages.append(requests.Message(role="system", content=content))
             case "user":
                 collected = list(_user_parts(parts, at))
                 if collected:
-                    messages.append(Message(role="user", content=collected))
+                    messages.append(requests.Message(role="user", content=collected))
             case "assistant":
                 messages += _assistant(parts, at)
             case other:
@@ -106,12 +93,12 @@ def _approval(part: Json, where: str) -> GivenAnswer:
     return GivenAnswer(at=f"{at}.id", name=_required(approval, "id", at), approved=approved, reason=reason)
 
 
-def _user_parts(parts: list[Json], at: str) -> Iterator[ContentPart]:
+def _user_parts(parts: list[Json], at: str) -> Iterator[requests.ContentPart]:
     for n, part in enumerate(parts):
         where = f"{at}.parts[{n}]"
         match part.get("type"):
             case "text":
-                yield TextPart(text=_text(part, where))
+                yield requests.TextPart(text=_text(part, where))
             case "file":
                 yield _file(part, where)
             case str(kind) if kind.startswith("data-"):
@@ -122,17 +109,17 @@ def _user_parts(parts: list[Json], at: str) -> Iterator[ContentPart]:
                 )
 
 
-def _assistant(parts: list[Json], at: str) -> list[Message]:
+def _assistant(parts: list[Json], at: str) -> list[requests.Message]:
     """Each step's message and its results."""
-    messages: list[Message] = []
-    content: list[ContentPart] = []
-    results: list[ContentPart] = []
+    messages: list[requests.Message] = []
+    content: list[requests.ContentPart] = []
+    results: list[requests.ContentPart] = []
 
     def step() -> None:
         if content:
-            messages.append(Message(role="assistant", content=[*content]))
+            messages.append(requests.Message(role="assistant", content=[*content]))
         if results:
-            messages.append(Message(role="tool", content=[*results]))
+            messages.append(requests.Message(role="tool", content=[*results]))
         content.clear()
         results.clear()
 
@@ -148,10 +135,10 @@ def _assistant(parts: list[Json], at: str) -> list[Message]:
                 step()
             case "text":
                 if text := _text(part, where):
-                    content.append(TextPart(text=text, **_without(back, "signature")))
+                    content.append(requests.TextPart(text=text, **_without(back, "signature")))
             case "reasoning":
                 if not cut:
-                    content.append(ThinkingPart(text=_text(part, where), **back))
+                    content.append(requests.ThinkingPart(text=_text(part, where), **back))
             case "file":
                 content.append(_file(part, where))
             case str() if kind == "dynamic-tool" or kind.startswith("tool-"):
@@ -168,7 +155,7 @@ def _assistant(parts: list[Json], at: str) -> list[Message]:
     return messages
 
 
-def _tool(part: Json, where: str) -> tuple[ToolCallPart, ToolResultPart] | None:
+def _tool(part: Json, where: str) -> tuple[requests.ToolCallPart, requests.ToolResultPart] | None:
     """A call and its result; None for a call that has none."""
     back = _provider_values(part.get("callProviderMetadata"), f"{where}.callProviderMetadata")
     given = _provider_values(part.get("resultProviderMetadata"), f"{where}.resultProviderMetadata")
@@ -187,39 +174,41 @@ def _tool(part: Json, where: str) -> tuple[ToolCallPart, ToolResultPart] | None:
     kind = str(part["type"])
     tool_name = _required(part, "toolName", where) if kind == "dynamic-tool" else kind.removeprefix("tool-")
     arguments = part.get("rawInput") if part.get("input") is None else part.get("input")
-    call = ToolCallPart(
+    call = requests.ToolCallPart(
         tool_id=tool_id,
         tool_name=tool_name,
         arguments="{}" if arguments is None else _as_text(arguments),
         **_without(back, "signature", "cut"),
     )
     content = "" if output is None else _as_text(output)
-    return call, ToolResultPart(tool_id=tool_id, tool_name=tool_name, content=content, is_error=failed)
+    return call, requests.ToolResultPart(tool_id=tool_id, tool_name=tool_name, content=content, is_error=failed)
 
 
-def _file(part: Json, where: str) -> ImagePart | DocumentPart:
+def _file(part: Json, where: str) -> requests.ImagePart | requests.DocumentPart:
     if part.get("providerReference") is not None:
         raise unsupported(f"{where}.providerReference", "a file stored with a provider is not supported")
     media_type = _required(part, "mediaType", where)
     back = _provider_values(part.get("providerMetadata"), f"{where}.providerMetadata")
     blob_id = back.pop("blob_id", None)
-    source = BlobSource(blob_id=blob_id, media_type=media_type) if blob_id else _source(part, media_type, where)
+    source = (
+        requests.BlobSource(blob_id=blob_id, media_type=media_type) if blob_id else _source(part, media_type, where)
+    )
     if media_type.startswith("image/"):
-        return ImagePart(source=source, **_without(back, "signature", "cut", "void"))
+        return requests.ImagePart(source=source, **_without(back, "signature", "cut", "void"))
     title = part.get("filename")
-    return DocumentPart(source=source, title=title if isinstance(title, str) else None)
+    return requests.DocumentPart(source=source, title=title if isinstance(title, str) else None)
 
 
-def _source(part: Json, media_type: str, where: str) -> Source:
+def _source(part: Json, media_type: str, where: str) -> requests.Source:
     url = _required(part, "url", where)
     if url.startswith(("https://", "http://")):
-        return UrlSource(url=url)
+        return requests.UrlSource(url=url)
     head, comma, data = url.partition(",")
     if not head.startswith("data:") or not comma:
         raise invalid(f"{where}.url", "must be a data: url, or one of http or https")
     if not head.endswith(";base64"):
         data = base64.b64encode(unquote_to_bytes(data)).decode()
-    return Base64Source(media_type=media_type, data=data)
+    return requests.Base64Source(media_type=media_type, data=data)
 
 
 def _provider_values(value: object, where: str) -> Json:

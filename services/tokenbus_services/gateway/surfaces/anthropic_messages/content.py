@@ -8,27 +8,7 @@ from typing import Any, Literal, cast, get_args
 
 import msgspec
 
-from tokenbus.events.requests import (
-    Base64Source,
-    Cache,
-    ContentPart,
-    DocumentPart,
-    Effort,
-    ExtraPart,
-    FileSource,
-    ImagePart,
-    Message,
-    OutputSchema,
-    Source,
-    TextPart,
-    Thinking,
-    ThinkingPart,
-    Tool,
-    ToolCallPart,
-    ToolChoice,
-    ToolResultPart,
-    UrlSource,
-)
+from tokenbus.events import requests
 from tokenbus_services.gateway.problem import NO_THREAD, UNSUPPORTED, Problem, Refusal, invalid, unsupported
 from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Translated, TranslationRules
 from tokenbus_services.gateway.surfaces.fields import Fields, Json, unpack_opaque
@@ -36,42 +16,42 @@ from tokenbus_services.gateway.surfaces.hosted import originals
 from tokenbus_services.gateway.surfaces.surface import SurfaceRequest
 
 Role = Literal["user", "assistant", "system"]
-_Readers = Mapping[str, Callable[[Fields], ContentPart]]
+_Readers = Mapping[str, Callable[[Fields], requests.ContentPart]]
 _HOSTED = (
     *("server_tool_use", "web_search_tool_result", "web_fetch_tool_result", "code_execution_tool_result"),
     *("bash_code_execution_tool_result", "mcp_tool_use", "mcp_tool_result"),
 )
 
 
-def messages_of(body: Fields) -> list[Message]:
+def messages_of(body: Fields) -> list[requests.Message]:
     """Read the conversation. Raises Refusal."""
-    messages: list[Message] = []
+    messages: list[requests.Message] = []
     for fields in body.each("messages"):
         role = cast("Role", fields.needed("role", fields.one_of("role", _READERS)))
         content = _content(fields, _READERS[role])
-        messages.append(Message(role=role, content=content, extra=fields.own("anthropic")))
+        messages.append(requests.Message(role=role, content=content, extra=fields.own("anthropic")))
     if not messages:
         raise invalid("messages", "at least one message is required")
     return messages
 
 
-def user_content(fields: Fields) -> str | list[ContentPart]:
+def user_content(fields: Fields) -> str | list[requests.ContentPart]:
     """Read the `content` of what a user says. Raises Refusal."""
     said = {kind: reader for kind, reader in _READERS["user"].items() if kind != "tool_result"}
     return _content(fields, said)
 
 
-def result_of(block: Fields) -> ToolResultPart:
+def result_of(block: Fields) -> requests.ToolResultPart:
     """Read what a client says a call has given: `tool_use_id`, `content`, `is_error`. Raises Refusal."""
     return _tool_result(block)
 
 
-def system_of(body: Fields) -> list[TextPart]:
+def system_of(body: Fields) -> list[requests.TextPart]:
     """Read the system prompt: a string or text blocks. Raises Refusal."""
     if body.is_text("system"):
         text = body.text("system")
-        return [TextPart(text=text)] if text else []
-    parts: list[TextPart] = []
+        return [requests.TextPart(text=text)] if text else []
+    parts: list[requests.TextPart] = []
     for block in body.each("system"):
         block.needed("type", block.one_of("type", ("text",)))
         text = _text(block)
@@ -79,7 +59,7 @@ def system_of(body: Fields) -> list[TextPart]:
     return parts
 
 
-def cache_mark(fields: Fields) -> Cache:
+def cache_mark(fields: Fields) -> requests.Cache:
     """Read `cache_control`. Raises Refusal for a lifetime that there is not."""
     control = fields.fields("cache_control")
     if control is None:
@@ -88,7 +68,7 @@ def cache_mark(fields: Fields) -> Cache:
     return "1h" if control.one_of("ttl", ("5m", "1h")) == "1h" else True
 
 
-def _content(fields: Fields, readers: _Readers) -> str | list[ContentPart]:
+def _content(fields: Fields, readers: _Readers) -> str | list[requests.ContentPart]:
     if fields.is_text("content"):
         return fields.text("content") or ""
     if not fields.has("content"):
@@ -96,13 +76,13 @@ def _content(fields: Fields, readers: _Readers) -> str | list[ContentPart]:
     return [part for part in fields.each_read("content", lambda block: _part(block, readers), _raw) if part]
 
 
-def _raw(block: Json) -> ContentPart | None:
+def _raw(block: Json) -> requests.ContentPart | None:
     if block.get("type") in ("tool_use", "tool_result"):
         return None  # the bus pairs them
-    return ExtraPart(name=f"anthropic.{block.get('type')}", json=msgspec.json.encode(block).decode())
+    return requests.ExtraPart(name=f"anthropic.{block.get('type')}", json=msgspec.json.encode(block).decode())
 
 
-def _part(block: Fields, readers: _Readers) -> ContentPart | None:
+def _part(block: Fields, readers: _Readers) -> requests.ContentPart | None:
     if block.peek("tokenbus") and block.peek("type") in _HOSTED:
         # What stands for another API's item has it; a result beside its call has none.
         parts = originals(block.take_rest()["tokenbus"].get("items"))
@@ -110,63 +90,63 @@ def _part(block: Fields, readers: _Readers) -> ContentPart | None:
     return readers[block.needed("type", block.one_of("type", readers))](block)
 
 
-def _text(block: Fields) -> TextPart:
+def _text(block: Fields) -> requests.TextPart:
     block.hint("citations")  # of this API they pass as they are
-    return TextPart(text=block.needed("text", block.text("text")), cache=cache_mark(block))
+    return requests.TextPart(text=block.needed("text", block.text("text")), cache=cache_mark(block))
 
 
-def _image(block: Fields) -> ImagePart:
+def _image(block: Fields) -> requests.ImagePart:
     block.only("transformations", {})
-    return ImagePart(source=_source(block, ("base64", "url", "file")), cache=cache_mark(block))
+    return requests.ImagePart(source=_source(block, ("base64", "url", "file")), cache=cache_mark(block))
 
 
-def _document(block: Fields) -> DocumentPart:
+def _document(block: Fields) -> requests.DocumentPart:
     if citations := block.fields("citations"):
         citations.only("enabled", False, why="only providers of this API make citations when asked")
     source = _source(block, ("base64", "text", "url", "file"))
-    return DocumentPart(source=source, title=block.text("title"), cache=cache_mark(block))
+    return requests.DocumentPart(source=source, title=block.text("title"), cache=cache_mark(block))
 
 
-def _source(block: Fields, kinds: tuple[str, ...]) -> Source:
+def _source(block: Fields, kinds: tuple[str, ...]) -> requests.Source:
     source = block.needed("source", block.fields("source"))
     kind = source.needed("type", source.one_of("type", kinds))
 
     def needed(name: str) -> str:
         return source.needed(name, source.text(name))
 
-    read: Source
+    read: requests.Source
     match kind:
         case "base64":
-            read = Base64Source(media_type=needed("media_type"), data=needed("data"))
+            read = requests.Base64Source(media_type=needed("media_type"), data=needed("data"))
         case "text":
             source.one_of("media_type", ("text/plain",))
             data = b64encode(needed("data").encode("utf-8", "replace")).decode()
-            read = Base64Source(media_type="text/plain", data=data)
+            read = requests.Base64Source(media_type="text/plain", data=data)
         case "url":
-            read = UrlSource(url=needed("url"))
+            read = requests.UrlSource(url=needed("url"))
         case _:
-            read = FileSource(file_id=needed("file_id"))
+            read = requests.FileSource(file_id=needed("file_id"))
     return read
 
 
-def _thinking(block: Fields) -> ThinkingPart:
+def _thinking(block: Fields) -> requests.ThinkingPart:
     text, signature = block.text("thinking") or "", block.text("signature") or ""
     if opaque := unpack_opaque(signature):
-        return ThinkingPart(text=text, signature=opaque.pop("signature", None), opaque=opaque or None)
-    return ThinkingPart(text=text, signature=signature or None)
+        return requests.ThinkingPart(text=text, signature=opaque.pop("signature", None), opaque=opaque or None)
+    return requests.ThinkingPart(text=text, signature=signature or None)
 
 
-def _redacted(block: Fields) -> ThinkingPart:
+def _redacted(block: Fields) -> requests.ThinkingPart:
     data = block.needed("data", block.text("data"))
-    return ThinkingPart(opaque=unpack_opaque(data) or {"redacted": data})
+    return requests.ThinkingPart(opaque=unpack_opaque(data) or {"redacted": data})
 
 
-def _tool_use(block: Fields) -> ToolCallPart:
+def _tool_use(block: Fields) -> requests.ToolCallPart:
     tool_id, name = block.needed("id", block.text("id")), block.needed("name", block.text("name"))
     arguments = msgspec.json.encode(block.json("input") or {}).decode()
     # The call stays one of the bus, which pairs it with its result; what else it has goes back with it.
     if block.reading.passes and (rest := block.take_rest()):
-        return ToolCallPart(
+        return requests.ToolCallPart(
             tool_id=tool_id,
             tool_name=name,
             arguments=arguments,
@@ -176,21 +156,23 @@ def _tool_use(block: Fields) -> ToolCallPart:
     if caller := block.fields("caller"):
         caller.only("type", "direct")
     block.take("toolset_name")
-    return ToolCallPart(tool_id=tool_id, tool_name=name, arguments=arguments)
+    return requests.ToolCallPart(tool_id=tool_id, tool_name=name, arguments=arguments)
 
 
-def _tool_result(block: Fields) -> ToolResultPart:
-    content: str | list[TextPart | ImagePart] = ""
+def _tool_result(block: Fields) -> requests.ToolResultPart:
+    content: str | list[requests.TextPart | requests.ImagePart] = ""
     if block.is_text("content"):
         content = block.text("content") or ""
     elif block.has("content"):
         inside: _Readers = {"text": _text, "image": _image}
-        content = cast("list[TextPart | ImagePart]", [_part(inner, inside) for inner in block.each("content")])
+        content = cast(
+            "list[requests.TextPart | requests.ImagePart]", [_part(inner, inside) for inner in block.each("content")]
+        )
     tool_id, failed = block.needed("tool_use_id", block.text("tool_use_id")), block.flag("is_error") or False
     cache = cache_mark(block)
     rest = block.take_rest() if block.reading.passes else {}
     block.take("toolset_name")
-    return ToolResultPart(
+    return requests.ToolResultPart(
         tool_id=tool_id, content=content, is_error=failed, cache=cache, extra={"anthropic": rest} if rest else None
     )
 
@@ -241,7 +223,7 @@ def read(asked: GatewayRequest, rules: TranslationRules, body: Fields) -> Transl
     return ask.translated(fields, tools=tools)
 
 
-def _system(ask: SurfaceRequest) -> list[TextPart]:
+def _system(ask: SurfaceRequest) -> list[requests.TextPart]:
     """The system text; what is more than that goes to a provider of this API as it is."""
     given = ask.body.peek("system")
     try:
@@ -255,7 +237,7 @@ def _system(ask: SurfaceRequest) -> list[TextPart]:
 
 def _thinking_option(ask: SurfaceRequest) -> Json:
     """Thinking, effort and output format: the last two share `output_config`."""
-    thinking: Thinking | None = None
+    thinking: requests.Thinking | None = None
     kinds = ("enabled", "disabled", "adaptive")
     if ask.passes and _is_of_another_type(ask.body.peek("thinking"), kinds):
         ask.extra["thinking"] = ask.body.json("thinking")  # of a newer model
@@ -265,10 +247,10 @@ def _thinking_option(ask: SurfaceRequest) -> Json:
         if kind == "enabled" and budget is None:
             raise invalid("thinking.budget_tokens", "this field is required")
         asked.hint("display", "summarized")
-        thinking = Thinking(enabled=kind != "disabled", budget_tokens=None if kind == "disabled" else budget)
+        thinking = requests.Thinking(enabled=kind != "disabled", budget_tokens=None if kind == "disabled" else budget)
     read: Json = {}
     if config := ask.body.fields("output_config"):
-        effort = cast("Effort | None", config.one_of("effort", get_args(Effort)))
+        effort = cast("requests.Effort | None", config.one_of("effort", get_args(requests.Effort)))
         if effort and thinking and thinking.enabled:
             thinking = msgspec.structs.replace(thinking, effort=effort)
         elif effort and ask.model.api == "anthropic":
@@ -276,10 +258,10 @@ def _thinking_option(ask: SurfaceRequest) -> Json:
         elif effort and thinking:
             raise unsupported("output_config.effort", "this provider has no effort without thinking")
         elif effort:
-            thinking = Thinking(effort=effort)
+            thinking = requests.Thinking(effort=effort)
         if form := config.fields("format"):
             form.needed("type", form.one_of("type", ("json_schema",)))
-            read["output_schema"] = OutputSchema(schema=form.needed("schema", form.json("schema")))
+            read["output_schema"] = requests.OutputSchema(schema=form.needed("schema", form.json("schema")))
     return {**read, "thinking": thinking}
 
 
@@ -288,17 +270,17 @@ def _is_of_another_type(given: object, known: Sequence[str]) -> bool:
     return isinstance(kind, str) and kind not in known
 
 
-def _tools(ask: SurfaceRequest) -> tuple[list[Tool], Cache]:
+def _tools(ask: SurfaceRequest) -> tuple[list[requests.Tool], requests.Cache]:
     """The client's tools, and the last cache mark among them."""
-    marked: list[Cache] = [False]
+    marked: list[requests.Cache] = [False]
     # Tools that the bus does not know follow the others. Beside them, one with more fields (a cache mark, say) stays in
     # its place.
     given = ask.body.peek("tools")
     mixed = isinstance(given, list) and any(_is_of_another_type(each, ("custom",)) for each in cast("list[Any]", given))
 
-    def tool(fields: Fields) -> Tool | Json:
+    def tool(fields: Fields) -> requests.Tool | Json:
         fields.one_of("type", ("custom",))
-        read = Tool(
+        read = requests.Tool(
             name=fields.needed("name", fields.text("name")),
             description=fields.text("description"),
             parameters=fields.needed("input_schema", fields.json("input_schema")),
@@ -321,12 +303,12 @@ def _tools(ask: SurfaceRequest) -> tuple[list[Tool], Cache]:
     return tools, marked[-1]
 
 
-def _tool_choice(ask: SurfaceRequest, tools: list[Tool]) -> Json:
+def _tool_choice(ask: SurfaceRequest, tools: list[requests.Tool]) -> Json:
     given = ask.body.fields("tool_choice")
     if given is None:
         return {}
     kind = given.needed("type", given.one_of("type", ("auto", "any", "none", "tool")))
-    choice = ToolChoice(name=given.needed("name", given.text("name"))) if kind == "tool" else kind
+    choice = requests.ToolChoice(name=given.needed("name", given.text("name"))) if kind == "tool" else kind
     ask.one_call("disable_parallel_tool_use", False, tools=tools, choice=choice, of=given)
     one = given.flag("disable_parallel_tool_use")
     return {"tool_choice": choice, "parallel_tool_calls": False if one else None}

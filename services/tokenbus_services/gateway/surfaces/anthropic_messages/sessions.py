@@ -15,22 +15,7 @@ from typing import cast, get_args
 
 import msgspec
 
-from tokenbus.events.requests import (
-    Base64Source,
-    Configure,
-    ContentPart,
-    DocumentPart,
-    Effort,
-    Generate,
-    ImagePart,
-    Interrupt,
-    Message,
-    SessionMessage,
-    TextPart,
-    Tool,
-    ToolResultPart,
-    UrlSource,
-)
+from tokenbus.events import requests
 from tokenbus.events.sessions import SessionInfo
 from tokenbus_services.gateway.problem import invalid, unsupported
 from tokenbus_services.gateway.surfaces.anthropic_messages.content import result_of, user_content
@@ -42,7 +27,7 @@ AGENT, SESSION, EVENT, ENVIRONMENT = "agent_", "sesn_", "sevt_", "env_"
 """Beginnings of ids."""
 KIND = "anthropic"
 """Key of the configured metadata that says what a session stands for; the others have the rest."""
-_SAMPLE = Message(role="user", content="…")
+_SAMPLE = requests.Message(role="user", content="…")
 _NOT_SENT = ("type", "id", "messages")
 _NEVER = "1970-01-01T00:00:00Z"
 _UNTOLD = ("mcp_servers", "skills", "vault_ids", "resources")
@@ -78,7 +63,7 @@ class Note(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 # --- what clients ask for ---------------------------------------------------------------------------------------------
 
 
-def read_agent(asked: GatewayRequest, rules: TranslationRules, body: Fields, agent: str) -> Configure:
+def read_agent(asked: GatewayRequest, rules: TranslationRules, body: Fields, agent: str) -> requests.Configure:
     """The configuration of a new agent. Raises Refusal."""
     name = body.needed("name", body.text("name"))
     model, effort = _model(body)
@@ -96,28 +81,28 @@ def read_agent(asked: GatewayRequest, rules: TranslationRules, body: Fields, age
     return _configured(asked, rules, body, about)
 
 
-def model_agent(asked: GatewayRequest, rules: TranslationRules, name: str) -> Configure:
+def model_agent(asked: GatewayRequest, rules: TranslationRules, name: str) -> requests.Configure:
     """An agent that is a model and nothing else, for a session whose agent is the model's name. Raises Refusal."""
     return _configured(asked, rules, Fields({}), Agent(id=name, name=name, model=name))
 
 
-def _configured(asked: GatewayRequest, rules: TranslationRules, body: Fields, about: Agent) -> Configure:
+def _configured(asked: GatewayRequest, rules: TranslationRules, body: Fields, about: Agent) -> requests.Configure:
     ask = SurfaceRequest(asked, rules, body, model=about.model, stream=False)
     ask.refuse_hidden()
     tools = [_tool(fields) for fields in body.each("tools")]
     thinking = effort_thinking(about.effort)
     read = ask.translated({"messages": [_SAMPLE], "system": body.text("system"), "thinking": thinking}, tools=tools)
-    return Configure(request=_request(read.generate, Note(anthropic="agent", agent=about)), when_busy="steer")
+    return requests.Configure(request=_request(read.generate, Note(anthropic="agent", agent=about)), when_busy="steer")
 
 
-def _request(generate: Generate, note: Note) -> Json:
+def _request(generate: requests.Generate, note: Note) -> Json:
     request = cast("Json", msgspec.to_builtins(generate))
     for name in _NOT_SENT:
         request.pop(name, None)
     return {**request, "metadata": msgspec.to_builtins(note)}
 
 
-def begun(config: Configure, body: Fields) -> Configure:
+def begun(config: requests.Configure, body: Fields) -> requests.Configure:
     """The configuration of a session of this agent. Raises Refusal."""
     note = msgspec.structs.replace(
         note_of(config),
@@ -131,7 +116,7 @@ def begun(config: Configure, body: Fields) -> Configure:
     return noted(config, note)
 
 
-def changed(config: Configure, body: Fields) -> Configure:
+def changed(config: requests.Configure, body: Fields) -> requests.Configure:
     """A session with another title or other metadata. Raises Refusal."""
     note = note_of(config)
     if body.has("title"):
@@ -147,12 +132,12 @@ def changed(config: Configure, body: Fields) -> Configure:
     return noted(config, note)
 
 
-def noted(config: Configure, note: Note) -> Configure:
+def noted(config: requests.Configure, note: Note) -> requests.Configure:
     """The configuration with another note."""
     return msgspec.structs.replace(config, request={**config.request, "metadata": msgspec.to_builtins(note)})
 
 
-def note_of(config: Configure) -> Note:
+def note_of(config: requests.Configure) -> Note:
     """What a session stands for. One that another client made is a session of its model."""
     request = config.request
     try:
@@ -162,20 +147,22 @@ def note_of(config: Configure) -> Note:
         return Note(anthropic="session", agent=Agent(id=model, name=model, model=model))
 
 
-def read_event(fields: Fields) -> SessionMessage | Interrupt | GivenAnswer:
+def read_event(fields: Fields) -> requests.SessionMessage | requests.Interrupt | GivenAnswer:
     """What a client sends to a session; a result's call has the id of its event until the call is known. Raises
     Refusal.
     """
     match fields.needed("type", fields.text("type")):
         case "user.message":
-            return SessionMessage(content=user_content(fields))
+            return requests.SessionMessage(content=user_content(fields))
         case "user.interrupt":
             fields.only("session_thread_id", why="names a thread; a session has one")
-            return Interrupt()
+            return requests.Interrupt()
         case "user.custom_tool_result":
             use = fields.needed("custom_tool_use_id", fields.text("custom_tool_use_id"))
             fields.put("tool_use_id", use)
-            return SessionMessage(messages=[Message(role="tool", id=use, content=[result_of(fields)])])
+            return requests.SessionMessage(
+                messages=[requests.Message(role="tool", id=use, content=[result_of(fields)])]
+            )
         case "user.tool_confirmation":
             fields.only("session_thread_id", why="names a thread; a session has one")
             use = fields.needed("tool_use_id", fields.text("tool_use_id"))
@@ -199,13 +186,13 @@ def _model(body: Fields) -> tuple[str, str | None]:
     effort = fields.peek("effort")
     if isinstance(effort, dict):
         fields.put("effort", cast("Json", effort).get("type"))
-    return fields.needed("id", fields.text("id")), fields.one_of("effort", get_args(Effort))
+    return fields.needed("id", fields.text("id")), fields.one_of("effort", get_args(requests.Effort))
 
 
-def _tool(fields: Fields) -> Tool:
+def _tool(fields: Fields) -> requests.Tool:
     kind = fields.needed("type", fields.text("type"))
     if kind == "custom":
-        return Tool(
+        return requests.Tool(
             name=fields.needed("name", fields.text("name")),
             description=fields.text("description"),
             parameters=fields.needed("input_schema", fields.json("input_schema")),
@@ -235,7 +222,7 @@ def time_text(at_ms: int) -> str:
     return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def agent_shown(info: SessionInfo, config: Configure) -> Json:
+def agent_shown(info: SessionInfo, config: requests.Configure) -> Json:
     """The object of an agent."""
     note = note_of(config)
     return {
@@ -247,7 +234,7 @@ def agent_shown(info: SessionInfo, config: Configure) -> Json:
     }
 
 
-def session_shown(info: SessionInfo, config: Configure, *, waits: bool = False) -> Json:
+def session_shown(info: SessionInfo, config: requests.Configure, *, waits: bool = False) -> Json:
     """The object of a session. ``waits``: its open run waits for somebody."""
     note = note_of(config)
     return {
@@ -286,19 +273,19 @@ def environment_shown(name: str, environment: str) -> Json:
     }
 
 
-def sent_shown(item: SessionMessage | Interrupt, event: str, at_ms: int | None = None) -> list[Json]:
+def sent_shown(item: requests.SessionMessage | requests.Interrupt, event: str, at_ms: int | None = None) -> list[Json]:
     """What a client sent with one append; without ``at_ms`` it has not taken effect yet."""
     at = {"processed_at": None if at_ms is None else time_text(at_ms)}
-    if isinstance(item, Interrupt):
+    if isinstance(item, requests.Interrupt):
         return [{"id": event, "type": "user.interrupt", **at}]
-    said = item.messages or [Message(role=item.role, content=item.content)]
+    said = item.messages or [requests.Message(role=item.role, content=item.content)]
     shown: list[Json] = []
     for n, message in enumerate(said):
         name = event if len(said) == 1 else f"{event}.{n}"
         result = message.content[0] if message.role == "tool" and isinstance(message.content, list) else None
-        if isinstance(result, ToolResultPart):
+        if isinstance(result, requests.ToolResultPart):
             about = {"custom_tool_use_id": message.id or "", "is_error": result.is_error}
-            content = _blocks(cast("str | list[ContentPart]", result.content))
+            content = _blocks(cast("str | list[requests.ContentPart]", result.content))
             shown.append({"id": name, "type": "user.custom_tool_result", "content": content, **about, **at})
         elif message.role in ("user", "system"):
             kind = "system.message" if message.role == "system" else "user.message"
@@ -318,12 +305,12 @@ def decision_event(run: str, wait: str) -> str:
     return f"{EVENT}{run}.decided.{wait}"
 
 
-def has_own_tools(config: Configure) -> bool:
+def has_own_tools(config: requests.Configure) -> bool:
     """Whether the client runs the calls of the session's model."""
     return config.request.get("max_tool_depth") == 0
 
 
-def _session_agent(agent: Agent, config: Configure) -> Json:
+def _session_agent(agent: Agent, config: requests.Configure) -> Json:
     effort = {"effort": {"type": agent.effort}} if agent.effort else {}
     return {
         "id": agent.id,
@@ -341,31 +328,31 @@ def _session_agent(agent: Agent, config: Configure) -> Json:
     }
 
 
-def _tools_of(config: Configure) -> list[Tool]:
-    return msgspec.convert(config.request.get("tools", []), list[Tool]) if has_own_tools(config) else []
+def _tools_of(config: requests.Configure) -> list[requests.Tool]:
+    return msgspec.convert(config.request.get("tools", []), list[requests.Tool]) if has_own_tools(config) else []
 
 
-def _tool_shown(tool: Tool) -> Json:
+def _tool_shown(tool: requests.Tool) -> Json:
     schema = {"type": "object", **tool.parameters}
     return {"type": "custom", "name": tool.name, "description": tool.description or "", "input_schema": schema}
 
 
-def _blocks(content: str | list[ContentPart]) -> list[Json]:
+def _blocks(content: str | list[requests.ContentPart]) -> list[Json]:
     if isinstance(content, str):
         return [text_block(content)]
     return [_block(part) for part in content]
 
 
-def _block(part: ContentPart) -> Json:
+def _block(part: requests.ContentPart) -> Json:
     match part:
-        case TextPart(text=text):
+        case requests.TextPart(text=text):
             return text_block(text)
-        case ImagePart(source=source) | DocumentPart(source=source):
-            kind = "image" if isinstance(part, ImagePart) else "document"
+        case requests.ImagePart(source=source) | requests.DocumentPart(source=source):
+            kind = "image" if isinstance(part, requests.ImagePart) else "document"
             match source:
-                case Base64Source(media_type=media_type, data=data):
+                case requests.Base64Source(media_type=media_type, data=data):
                     return {"type": kind, "source": {"type": "base64", "media_type": media_type, "data": data}}
-                case UrlSource(url=url):
+                case requests.UrlSource(url=url):
                     return {"type": kind, "source": {"type": "url", "url": url}}
                 case _:
                     return {"type": "redacted"}  # in the blob store

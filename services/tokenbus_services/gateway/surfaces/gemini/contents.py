@@ -7,22 +7,7 @@ from typing import Literal, cast
 
 import msgspec
 
-from tokenbus.events.requests import (
-    Base64Source,
-    BlobSource,
-    ContentPart,
-    DocumentPart,
-    Extra,
-    ExtraPart,
-    FileSource,
-    ImagePart,
-    Message,
-    TextPart,
-    ThinkingPart,
-    ToolCallPart,
-    ToolResultPart,
-    UrlSource,
-)
+from tokenbus.events import requests
 from tokenbus_services.gateway.problem import invalid, unsupported
 from tokenbus_services.gateway.surfaces.contract import blob_path
 from tokenbus_services.gateway.surfaces.fields import ITEMS, LAST_ITEMS, Fields, Json, unpack_opaque
@@ -39,7 +24,7 @@ _BESIDE = ("thought", "thoughtSignature", "thought_signature")
 _STANDARD = str.maketrans("-_", "+/")
 
 
-def messages_of(body: Fields) -> list[Message]:
+def messages_of(body: Fields) -> list[requests.Message]:
     """Read the conversation. Adjacent contents of one role become one message. Raises Refusal."""
     reader = _Reader()
     for content in body.each("contents"):
@@ -49,17 +34,17 @@ def messages_of(body: Fields) -> list[Message]:
     return reader.messages
 
 
-def system_of(body: Fields) -> list[TextPart]:
+def system_of(body: Fields) -> list[requests.TextPart]:
     """Read the system instruction: a content with text parts. Raises Refusal."""
     given = body.json("systemInstruction")
     if given is None:
         return []
     content = Fields(given, "systemInstruction", body.reading, listed=True)
     content.take("role")  # has no meaning here
-    parts: list[TextPart] = []
+    parts: list[requests.TextPart] = []
     for part in content.each("parts"):
         text = part.needed("text", part.text("text"))
-        parts += [TextPart(text=text)] if text else []
+        parts += [requests.TextPart(text=text)] if text else []
     content.end()
     return parts
 
@@ -68,8 +53,8 @@ class _Reader:
     """Folds contents into messages, and finds the call of each response: clients may leave out the ids."""
 
     def __init__(self) -> None:
-        self.messages: list[Message] = []
-        self._parts: list[ContentPart] = []
+        self.messages: list[requests.Message] = []
+        self._parts: list[requests.ContentPart] = []
         """Of the last message."""
         self._calls: list[tuple[str, str]] = []
         """Id and name of each call without a response."""
@@ -80,15 +65,15 @@ class _Reader:
         role: Literal["assistant", "user"] = "assistant" if given == "model" else "user"
         if not (self.messages and self.messages[-1].role == role):
             self._parts = []
-            self.messages.append(Message(role=role, content=self._parts))
+            self.messages.append(requests.Message(role=role, content=self._parts))
         read = self._of_model if role == "assistant" else self._of_user
-        before, last = 0, list[ContentPart]()
+        before, last = 0, list[requests.ContentPart]()
 
         def one(part: Fields) -> bool:
             nonlocal before, last
             before, last = len(self._parts), self._parts[-1:]
             if (found := read(part)) is not None:
-                if isinstance(found, ToolCallPart | ToolResultPart):
+                if isinstance(found, requests.ToolCallPart | requests.ToolResultPart):
                     found = msgspec.structs.replace(found, extra=part.own("gemini"))
                 self._parts.append(found)
             return True
@@ -102,10 +87,10 @@ class _Reader:
         content.each_read("parts", one, whole)
         if own := content.own("gemini"):
             message = self.messages[-1]
-            extra: Extra = {"gemini": {**(message.extra or {}).get("gemini", {}), **own["gemini"]}}
+            extra: requests.Extra = {"gemini": {**(message.extra or {}).get("gemini", {}), **own["gemini"]}}
             self.messages[-1] = msgspec.structs.replace(message, extra=extra)
 
-    def _of_model(self, part: Fields) -> ContentPart | None:
+    def _of_model(self, part: Fields) -> requests.ContentPart | None:
         part.refuse("has no place in a content of the model", *_OF_USER)
         thought = part.flag("thought") or False
         if part.has("executableCode") or part.has("codeExecutionResult"):
@@ -116,7 +101,9 @@ class _Reader:
         opaque = _opaque(part.text("thoughtSignature"))
         if opaque:
             begun = (
-                part.value.get("text") == "" and self._parts and isinstance(self._parts[-1], TextPart | ThinkingPart)
+                part.value.get("text") == ""
+                and self._parts
+                and isinstance(self._parts[-1], requests.TextPart | requests.ThinkingPart)
             )
             at = len(self._parts) - bool(begun)  # the end of a streamed text
             self._parts[at:at] = originals(_items(opaque.pop(ITEMS, "")))
@@ -130,7 +117,7 @@ class _Reader:
             return self._text(part.text("text") or "", opaque, thought=thought)
         return _unknown(part)
 
-    def _media(self, part: Fields, name: str, opaque: dict[str, str] | None) -> ContentPart | None:
+    def _media(self, part: Fields, name: str, opaque: dict[str, str] | None) -> requests.ContentPart | None:
         """An image of the model. A sound of another API's model is its transcript, which stands before it, with the
         id that its own provider knows.
         """
@@ -140,45 +127,45 @@ class _Reader:
         last = self._parts[-1] if self._parts else None
         if is_sound and (not part.reading.passes or "audio" in (opaque or {})):
             part.clear()
-            if isinstance(last, TextPart):
+            if isinstance(last, requests.TextPart):
                 self._parts[-1] = msgspec.structs.replace(last, opaque=opaque or last.opaque)
             else:
                 part.reading.leave_out(part.path(name))
             return None
         media = _media(part)
-        if not isinstance(media, ImagePart):
+        if not isinstance(media, requests.ImagePart):
             raise unsupported(part.path(f"{name}.mimeType"), "only images and sound of the model can be sent back")
         return msgspec.structs.replace(media, opaque=opaque)
 
-    def _call(self, called: Fields, opaque: dict[str, str] | None) -> ToolCallPart:
+    def _call(self, called: Fields, opaque: dict[str, str] | None) -> requests.ToolCallPart:
         name = called.needed("name", called.text("name"))
         tool_id = called.text("id") or f"call_{self._count}"
         self._count += 1
         self._calls.append((tool_id, name))
         arguments = msgspec.json.encode(called.json("args") or {}).decode()
-        return ToolCallPart(tool_id=tool_id, tool_name=name, arguments=arguments, opaque=opaque)
+        return requests.ToolCallPart(tool_id=tool_id, tool_name=name, arguments=arguments, opaque=opaque)
 
-    def _text(self, text: str, opaque: dict[str, str] | None, *, thought: bool) -> ContentPart | None:
+    def _text(self, text: str, opaque: dict[str, str] | None, *, thought: bool) -> requests.ContentPart | None:
         """A piece of a streamed text continues the last one, and a signature without text belongs to it."""
-        kind = ThinkingPart if thought else TextPart
+        kind = requests.ThinkingPart if thought else requests.TextPart
         last = self._parts[-1] if self._parts else None
         if isinstance(last, kind) and not last.opaque:
             self._parts[-1] = msgspec.structs.replace(last, text=last.text + text, opaque=opaque)
             return None
         return kind(text=text, opaque=opaque) if text or (thought and opaque) else None
 
-    def _of_user(self, part: Fields) -> ContentPart | None:
+    def _of_user(self, part: Fields) -> requests.ContentPart | None:
         part.refuse("has no place in a content of the user", *_OF_MODEL)
         if answered := part.fields("functionResponse"):
             return self._result(answered)
         if part.has("text"):
             text = part.text("text")
-            return TextPart(text=text) if text else None
+            return requests.TextPart(text=text) if text else None
         if part.has("inlineData") or part.has("fileData"):
             return _media(part)
         return _unknown(part)
 
-    def _result(self, answered: Fields) -> ToolResultPart:
+    def _result(self, answered: Fields) -> requests.ToolResultPart:
         name = answered.needed("name", answered.text("name"))
         if not answered.reading.passes:
             answered.only("willContinue", False)
@@ -189,16 +176,16 @@ class _Reader:
         call = next((call for call in self._calls if call[0] == tool_id or (not tool_id and call[1] == name)), None)
         if call:
             self._calls.remove(call)
-        return ToolResultPart(
+        return requests.ToolResultPart(
             tool_id=tool_id or (call[0] if call else name), tool_name=name, content=content, is_error=is_error
         )
 
 
-def _raw(part: Json) -> ContentPart | None:
+def _raw(part: Json) -> requests.ContentPart | None:
     if _CALLED.intersection(part):
         return None  # the bus pairs calls and results
     kind = next((name for name in part if name not in _BESIDE), "part")
-    return ExtraPart(name=f"gemini.{kind}", json=msgspec.json.encode(part).decode())
+    return requests.ExtraPart(name=f"gemini.{kind}", json=msgspec.json.encode(part).decode())
 
 
 def _unknown(part: Fields) -> None:
@@ -230,7 +217,7 @@ def _result_text(response: Json) -> tuple[str, bool]:
             return msgspec.json.encode(response).decode(), False
 
 
-def _media(part: Fields) -> ImagePart | DocumentPart:
+def _media(part: Fields) -> requests.ImagePart | requests.DocumentPart:
     part.refuse("is not supported by this gateway", "videoMetadata", "mediaResolution")
     inline = part.has("inlineData")
     name = "inlineData" if inline else "fileData"
@@ -239,18 +226,18 @@ def _media(part: Fields) -> ImagePart | DocumentPart:
     media_type = media.text("mimeType") or ""
     if inline:
         data = media.needed("data", media.text("data")).translate(_STANDARD)  # Google's clients send the URL-safe form
-        source = Base64Source(
+        source = requests.Base64Source(
             media_type=media.needed("mimeType", media_type or None), data=data + "=" * (-len(data) % 4)
         )
     else:
         uri = media.needed("fileUri", media.text("fileUri"))
         if blob := _BLOB.fullmatch(uri):
-            source = BlobSource(blob_id=blob[1], media_type=media_type)
+            source = requests.BlobSource(blob_id=blob[1], media_type=media_type)
         elif uri.startswith(_FILES):
-            source = FileSource(file_id=uri, media_type=media_type or None)
+            source = requests.FileSource(file_id=uri, media_type=media_type or None)
         else:
-            source = UrlSource(url=uri)
+            source = requests.UrlSource(url=uri)
     kind = media_type.partition("/")[0].strip().lower()
     if kind in ("audio", "video"):
         raise unsupported(media.path("mimeType"), f"{kind} is not supported by this gateway")
-    return ImagePart(source=source) if kind == "image" else DocumentPart(source=source)
+    return requests.ImagePart(source=source) if kind == "image" else requests.DocumentPart(source=source)

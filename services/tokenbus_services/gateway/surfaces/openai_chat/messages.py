@@ -8,26 +8,7 @@ from typing import Any, Literal, cast, get_args
 
 import msgspec
 
-from tokenbus.events.requests import (
-    Base64Source,
-    Cache,
-    ContentPart,
-    DocumentPart,
-    Effort,
-    Extra,
-    ExtraPart,
-    FileSource,
-    ImagePart,
-    Message,
-    OutputSchema,
-    Source,
-    TextPart,
-    Tool,
-    ToolCallPart,
-    ToolChoice,
-    ToolResultPart,
-    UrlSource,
-)
+from tokenbus.events import requests
 from tokenbus_services.gateway.problem import invalid
 from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Translated, TranslationRules
 from tokenbus_services.gateway.surfaces.fields import Fields, Json
@@ -45,9 +26,9 @@ _IGNORED = ("reasoning_content", "reasoning", "reasoning_details", "annotations"
 """Fields of an assistant message that clients send back. Thinking is unsigned here, so no provider would take it."""
 
 
-def messages_of(body: Fields) -> list[Message]:
+def messages_of(body: Fields) -> list[requests.Message]:
     """Read the conversation. Raises Refusal."""
-    messages: list[Message] = []
+    messages: list[requests.Message] = []
     for fields in body.each("messages"):
         role = fields.needed("role", fields.one_of("role", _ROLES))
         messages.append(_message(fields, role))
@@ -56,7 +37,7 @@ def messages_of(body: Fields) -> list[Message]:
     return messages
 
 
-def _message(fields: Fields, role: str) -> Message:
+def _message(fields: Fields, role: str) -> requests.Message:
     mark = _cache_mark(fields, whole=False)
     message = _read(fields, role)
     if extra := fields.own("openai-chat"):
@@ -64,14 +45,14 @@ def _message(fields: Fields, role: str) -> Message:
     return msgspec.structs.replace(message, content=_marked(message.content, mark)) if mark else message
 
 
-def _marked(content: str | list[ContentPart], mark: Cache) -> str | list[ContentPart]:
+def _marked(content: str | list[requests.ContentPart], mark: requests.Cache) -> str | list[requests.ContentPart]:
     """The content of a message that has a cache mark, on the last part that can have one."""
-    parts: list[ContentPart] = [TextPart(text=content)] if isinstance(content, str) else [*content]
+    parts: list[requests.ContentPart] = [requests.TextPart(text=content)] if isinstance(content, str) else [*content]
     for i in reversed(range(len(parts))):
         part = parts[i]
-        if isinstance(part, ToolCallPart):
+        if isinstance(part, requests.ToolCallPart):
             parts[i] = _marked_call(part, mark)
-        elif isinstance(part, TextPart | ImagePart | DocumentPart | ToolResultPart):
+        elif isinstance(part, requests.TextPart | requests.ImagePart | requests.DocumentPart | requests.ToolResultPart):
             parts[i] = msgspec.structs.replace(part, cache=mark)
         else:
             continue
@@ -79,45 +60,49 @@ def _marked(content: str | list[ContentPart], mark: Cache) -> str | list[Content
     return parts if content else content
 
 
-def _marked_call(call: ToolCallPart, mark: Cache) -> ToolCallPart:
+def _marked_call(call: requests.ToolCallPart, mark: requests.Cache) -> requests.ToolCallPart:
     lifetime = {"ttl": mark} if isinstance(mark, str) else {}
-    marked: Extra = {"anthropic": {"cache_control": {"type": "ephemeral", **lifetime}}}
+    marked: requests.Extra = {"anthropic": {"cache_control": {"type": "ephemeral", **lifetime}}}
     return msgspec.structs.replace(call, extra={**(call.extra or {}), **marked})
 
 
-def _read(fields: Fields, role: str) -> Message:
+def _read(fields: Fields, role: str) -> requests.Message:
     name = fields.text("name")
     match role:
         case "tool":
             tool_id = fields.needed("tool_call_id", fields.text("tool_call_id"))
             content = _content(fields)
-            parts = content if isinstance(content, str) else cast("list[TextPart | ImagePart]", content)
+            parts = (
+                content if isinstance(content, str) else cast("list[requests.TextPart | requests.ImagePart]", content)
+            )
             extra = fields.own("openai-chat")
-            result = ToolResultPart(tool_id=tool_id, tool_name=name, content=parts, extra=extra)
-            return Message(role="tool", content=[result])
+            result = requests.ToolResultPart(tool_id=tool_id, tool_name=name, content=parts, extra=extra)
+            return requests.Message(role="tool", content=[result])
         case "assistant":
-            return Message(role="assistant", content=_assistant(fields), participant=name)
+            return requests.Message(role="assistant", content=_assistant(fields), participant=name)
         case "developer":
-            return Message(role="system", content=_content(fields), participant=name)
+            return requests.Message(role="system", content=_content(fields), participant=name)
         case _:
-            return Message(role=cast("Literal['system', 'user']", role), content=_content(fields), participant=name)
+            return requests.Message(
+                role=cast("Literal['system', 'user']", role), content=_content(fields), participant=name
+            )
 
 
-def _assistant(fields: Fields) -> str | list[ContentPart]:
+def _assistant(fields: Fields) -> str | list[requests.ContentPart]:
     for name in _IGNORED:
         fields.take(name)
     fields.refuse("is not supported by this gateway", "function_call")
-    content: str | list[ContentPart] = "" if not fields.has("content") else _content(fields)
+    content: str | list[requests.ContentPart] = "" if not fields.has("content") else _content(fields)
     if spoken := _spoken(fields):
         content = [*(content if isinstance(content, list) else []), spoken]
-    calls: list[ContentPart] = []
+    calls: list[requests.ContentPart] = []
     for call in fields.each("tool_calls"):
         call.take("index")  # of a stream's delta, sent back by some clients
         mark = _cache_mark(call, whole=False)
         kind = call.needed("type", call.one_of("type", ("function", "custom")))
         field = "input" if kind == "custom" else "arguments"
         function = call.needed(kind, call.fields(kind))
-        part = ToolCallPart(
+        part = requests.ToolCallPart(
             tool_id=call.needed("id", call.text("id")),
             tool_name=function.needed("name", function.text("name")),
             arguments=function.needed(field, function.text(field)),
@@ -127,21 +112,23 @@ def _assistant(fields: Fields) -> str | list[ContentPart]:
         calls.append(_marked_call(part, mark) if mark else part)
     if not calls:
         return content
-    parts: list[ContentPart] = [TextPart(text=content)] if isinstance(content, str) and content else []
+    parts: list[requests.ContentPart] = (
+        [requests.TextPart(text=content)] if isinstance(content, str) and content else []
+    )
     return [*(content if isinstance(content, list) else parts), *calls]
 
 
-def _spoken(fields: Fields) -> TextPart | None:
+def _spoken(fields: Fields) -> requests.TextPart | None:
     """What the model said as sound: a text for all providers, by its id for the one that made it."""
     audio = fields.fields("audio")
     if audio is None:
         return None
     said, own = audio.text("transcript"), audio.text("id")
     audio.take_rest()
-    return TextPart(text=said, opaque={"audio": own, "api": "openai-chat"} if own else None) if said else None
+    return requests.TextPart(text=said, opaque={"audio": own, "api": "openai-chat"} if own else None) if said else None
 
 
-def _content(fields: Fields) -> str | list[ContentPart]:
+def _content(fields: Fields) -> str | list[requests.ContentPart]:
     if fields.is_text("content"):
         return fields.text("content") or ""
     if not isinstance(fields.peek("content"), list):
@@ -152,15 +139,15 @@ def _content(fields: Fields) -> str | list[ContentPart]:
     return fields.each_read("content", lambda part: _part(part, kinds, whole=False), None)
 
 
-def _raw(part: Json) -> ContentPart:
-    return ExtraPart(name=f"openai-chat.{part.get('type')}", json=msgspec.json.encode(part).decode())
+def _raw(part: Json) -> requests.ContentPart:
+    return requests.ExtraPart(name=f"openai-chat.{part.get('type')}", json=msgspec.json.encode(part).decode())
 
 
-def _cache_mark(fields: Fields, *, whole: bool) -> Cache:
+def _cache_mark(fields: Fields, *, whole: bool) -> requests.Cache:
     """Whether the prompt is cached up to here. A provider with this API gets the mark with the ``whole`` part, where it
     can have parts.
     """
-    found: Cache = False
+    found: requests.Cache = False
     for name in _CACHE_MARKS:
         if fields.reading.passes and whole:
             fields.hint(name)
@@ -171,32 +158,34 @@ def _cache_mark(fields: Fields, *, whole: bool) -> Cache:
     return found
 
 
-def _part(part: Fields, kinds: Sequence[str] = _KINDS, *, whole: bool) -> ContentPart:
+def _part(part: Fields, kinds: Sequence[str] = _KINDS, *, whole: bool) -> requests.ContentPart:
     cache = _cache_mark(part, whole=whole)
     match part.needed("type", part.one_of("type", kinds)):
         case "text":
             text = part.needed("text", part.text("text"))
-            return TextPart(text=text, cache=cache, extra=None if whole else part.own("openai-chat"))
+            return requests.TextPart(text=text, cache=cache, extra=None if whole else part.own("openai-chat"))
         case "refusal":
-            return TextPart(text=part.needed("refusal", part.text("refusal")))
+            return requests.TextPart(text=part.needed("refusal", part.text("refusal")))
         case "image_url":
             image = part.needed("image_url", part.fields("image_url"))
             image.hint("detail", "auto")
-            return ImagePart(source=_source(image.needed("url", image.text("url")), image.path("url")), cache=cache)
+            return requests.ImagePart(
+                source=_source(image.needed("url", image.text("url")), image.path("url")), cache=cache
+            )
         case _:
             file = part.needed("file", part.fields("file"))
             title, data, file_id = file.text("filename"), file.text("file_data"), file.text("file_id")
             if file_id is not None:
-                return DocumentPart(source=FileSource(file_id=file_id), title=title, cache=cache)
+                return requests.DocumentPart(source=requests.FileSource(file_id=file_id), title=title, cache=cache)
             source = _source(file.needed("file_data", data), file.path("file_data"))
-            return DocumentPart(source=source, title=title, cache=cache)
+            return requests.DocumentPart(source=source, title=title, cache=cache)
 
 
-def _source(url: str, where: str) -> Source:
+def _source(url: str, where: str) -> requests.Source:
     if found := _DATA_URL.fullmatch(url):
-        return Base64Source(media_type=found[1], data=found[2])
+        return requests.Base64Source(media_type=found[1], data=found[2])
     if url.startswith(("http://", "https://")):
-        return UrlSource(url=url)
+        return requests.UrlSource(url=url)
     raise invalid(where, "must be an http(s) URL, or a data: URL in base64")
 
 
@@ -237,7 +226,7 @@ def read(asked: GatewayRequest, rules: TranslationRules, body: Fields) -> Transl
         "temperature": body.number("temperature"),
         "top_p": body.share("top_p"),
         "stop": _stop(body),
-        "thinking": effort_thinking(body.one_of("reasoning_effort", get_args(Effort))),
+        "thinking": effort_thinking(body.one_of("reasoning_effort", get_args(requests.Effort))),
         **_output_format(body, ask),
         "seed": ask.optional("seed", body, "seed", lambda name: body.whole(name, least=None)),
         "user_id": ask.optional("user_id", body, "user", body.text, "") or None,
@@ -276,7 +265,7 @@ def _output_format(body: Fields, ask: SurfaceRequest) -> Json:
         return {}
     schema = form.needed("json_schema", form.fields("json_schema"))
     schema.hint("description")
-    output = OutputSchema(
+    output = requests.OutputSchema(
         schema=schema.needed("schema", schema.json("schema")),
         name=schema.text("name") or "answer",
         strict=schema.flag("strict"),
@@ -284,14 +273,14 @@ def _output_format(body: Fields, ask: SurfaceRequest) -> Json:
     return {"output_schema": output}
 
 
-def _tool(tool: Fields, ask: SurfaceRequest) -> Tool | Json:
+def _tool(tool: Fields, ask: SurfaceRequest) -> requests.Tool | Json:
     kinds = ("function", "custom") if "free_text_tools" in ask.has else ("function",)
     if tool.needed("type", tool.one_of("type", kinds)) == "custom":
         custom = tool.needed("custom", tool.fields("custom"))
         name = custom.needed("name", custom.text("name"))
-        return Tool(name=name, description=custom.text("description"), format=format_of(custom))
+        return requests.Tool(name=name, description=custom.text("description"), format=format_of(custom))
     function = tool.needed("function", tool.fields("function"))
-    return Tool(
+    return requests.Tool(
         name=function.needed("name", function.text("name")),
         description=function.text("description"),
         parameters=function.json("parameters") or {"type": "object"},
@@ -299,7 +288,7 @@ def _tool(tool: Fields, ask: SurfaceRequest) -> Tool | Json:
     )
 
 
-def _tool_choice(ask: SurfaceRequest, tools: Sequence[Tool] = ()) -> Any:
+def _tool_choice(ask: SurfaceRequest, tools: Sequence[requests.Tool] = ()) -> Any:
     body = ask.body
     given = body.peek("tool_choice")
     if not isinstance(given, dict):
@@ -314,7 +303,7 @@ def _tool_choice(ask: SurfaceRequest, tools: Sequence[Tool] = ()) -> Any:
     choice = body.needed("tool_choice", body.fields("tool_choice"))
     choice.take("type")
     function = choice.needed(kind, choice.fields(kind))
-    return ToolChoice(name=function.needed("name", function.text("name")))
+    return requests.ToolChoice(name=function.needed("name", function.text("name")))
 
 
 def _no_choice(ask: SurfaceRequest) -> None:

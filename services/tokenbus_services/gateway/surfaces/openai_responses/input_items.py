@@ -11,21 +11,7 @@ from typing import Any, cast
 
 import msgspec
 
-from tokenbus.events.requests import (
-    Base64Source,
-    ContentPart,
-    DocumentPart,
-    ExtraPart,
-    FileSource,
-    ImagePart,
-    Message,
-    Source,
-    TextPart,
-    ThinkingPart,
-    ToolCallPart,
-    ToolResultPart,
-    UrlSource,
-)
+from tokenbus.events import requests
 from tokenbus_services.gateway.problem import invalid, unsupported
 from tokenbus_services.gateway.surfaces.fields import Fields
 from tokenbus_services.gateway.surfaces.hosted import originals
@@ -38,16 +24,16 @@ _INPUTS = {"function_call": "arguments", "custom_tool_call": "input"}
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
 _HOSTED = ("web_search_call", "file_search_call", "code_interpreter_call", "mcp_call")
 """Items that may stand for those of another API's provider, which they then carry."""
-_Read = tuple[str, list[ContentPart]]
+_Read = tuple[str, list[requests.ContentPart]]
 _KINDS = ("message", *_INPUTS, *_OUTPUTS, "reasoning")
 
 
-def messages_of(body: Fields) -> list[Message]:
+def messages_of(body: Fields) -> list[requests.Message]:
     """Read `input`. Raises Refusal."""
     value = body.needed("input", body.peek("input"))
     if isinstance(value, str):
         body.take("input")
-        return [Message(role="user", content=value)]
+        return [requests.Message(role="user", content=value)]
     reader = _Reader()
     for role, parts in body.each_read("input", reader.read, reader.raw):
         reader.add(role, parts)
@@ -65,7 +51,7 @@ class _Reader:
     """Collects the messages, item by item."""
 
     def __init__(self) -> None:
-        self.messages: list[Message] = []
+        self.messages: list[requests.Message] = []
         self._tools: dict[str, str] = {}
         self._hosted: dict[str, str] = {}
         """The provider's own ids of what it asked, by those under which clients were asked."""
@@ -77,7 +63,7 @@ class _Reader:
             return None  # the bus pairs calls and results
         if kind == "reasoning" and opened(str(item.get("encrypted_content"))):
             return None  # it is sealed here
-        part = ExtraPart(name=f"openai-responses.{kind}", json=msgspec.json.encode(item).decode())
+        part = requests.ExtraPart(name=f"openai-responses.{kind}", json=msgspec.json.encode(item).decode())
         return ("user" if kind == "message" and item.get("role") != "assistant" else "assistant"), [part]
 
     def read(self, item: Fields) -> _Read:
@@ -102,7 +88,7 @@ class _Reader:
                 self._tools[call_id] = name
                 free = kind == "custom_tool_call"
                 extra = item.own("openai-responses")
-                part = ToolCallPart(
+                part = requests.ToolCallPart(
                     tool_id=call_id, tool_name=name, arguments=arguments, free_text=free, extra=extra, **carried.fields
                 )
                 return "assistant", [part]
@@ -113,11 +99,11 @@ class _Reader:
             case _:
                 return _message(item, carried)
 
-    def add(self, role: str, parts: list[ContentPart]) -> None:
+    def add(self, role: str, parts: list[requests.ContentPart]) -> None:
         """Add to the conversation: what the model says in a row, and its tools, is one message."""
         if not parts:
             return
-        if [type(part) for part in parts] == [ToolCallPart, ToolResultPart]:
+        if [type(part) for part in parts] == [requests.ToolCallPart, requests.ToolResultPart]:
             self.add("assistant", parts[:1])
             self.add("tool", parts[1:])
             return
@@ -125,7 +111,7 @@ class _Reader:
         if role in ("assistant", "tool") and last and last.role == role and isinstance(last.content, list):
             last.content.extend(parts)
         else:
-            self.messages.append(Message(role=cast("Any", role), content=parts))
+            self.messages.append(requests.Message(role=cast("Any", role), content=parts))
 
     def _of_bus(self, item: dict[str, Any]) -> _Read:
         """A request for leave, its answer, or the call that was allowed, as a response from here had them. The provider
@@ -138,28 +124,32 @@ class _Reader:
                     for each in of_field(carried).items or []:
                         if each.get("item") == REQUEST and (name := _id_in(each.get("json", ""))):
                             self._hosted[item["id"]] = name
-                            return "assistant", [ExtraPart(name=REQUEST, json=each["json"])]
+                            return "assistant", [requests.ExtraPart(name=REQUEST, json=each["json"])]
                 return "assistant", []
             case "mcp_approval_response":
                 if (name := self._hosted.get(item["approval_request_id"])) is None:
                     return "assistant", []
                 kept = {key: value for key, value in item.items() if key in ("type", "approve", "reason")}
                 answer = msgspec.json.encode({**kept, "approval_request_id": name}).decode()
-                return "assistant", [ExtraPart(name=ANSWER, json=answer)]
+                return "assistant", [requests.ExtraPart(name=ANSWER, json=answer)]
             case _:
                 call_id, name = f"call_{item.get('id')}", str(item.get("name"))
                 error = item.get("error")
                 failure = cast("dict[str, object]", error) if isinstance(error, dict) else {}
                 said = str(failure.get("content", "") if failure else item.get("output") or "")
-                call = ToolCallPart(tool_id=call_id, tool_name=name, arguments=str(item.get("arguments") or ""))
-                result = ToolResultPart(tool_id=call_id, tool_name=name, content=said, is_error=error is not None)
+                call = requests.ToolCallPart(
+                    tool_id=call_id, tool_name=name, arguments=str(item.get("arguments") or "")
+                )
+                result = requests.ToolResultPart(
+                    tool_id=call_id, tool_name=name, content=said, is_error=error is not None
+                )
                 return "assistant", [call, result]
 
-    def _result(self, item: Fields) -> ToolResultPart:
+    def _result(self, item: Fields) -> requests.ToolResultPart:
         call_id = item.needed("call_id", item.text("call_id"))
         output = item.needed("output", item.peek("output"))
         item.take("name")
-        content: str | list[TextPart | ImagePart]
+        content: str | list[requests.TextPart | requests.ImagePart]
         if isinstance(output, str):
             item.take("output")
             content = output
@@ -167,11 +157,11 @@ class _Reader:
             content = []
             for part in item.each("output"):
                 at, read = part.path("type"), _content(part, "tool")
-                if not isinstance(read, TextPart | ImagePart):
+                if not isinstance(read, requests.TextPart | requests.ImagePart):
                     raise unsupported(at, "an output may have texts and images only")
                 content.append(read)
         name, extra = self._tools.get(call_id), item.own("openai-responses")
-        return ToolResultPart(tool_id=call_id, content=content, tool_name=name, extra=extra)
+        return requests.ToolResultPart(tool_id=call_id, content=content, tool_name=name, extra=extra)
 
 
 def _id_in(json: str) -> str:
@@ -185,10 +175,10 @@ def _message(item: Fields, carried: Carried) -> _Read:
     role = ROLES[item.needed("role", item.one_of("role", tuple(ROLES)))]
     item.take("phase")
     content = item.needed("content", item.peek("content"))
-    parts: list[ContentPart] = []
+    parts: list[requests.ContentPart] = []
     if isinstance(content, str):
         item.take("content")
-        parts = [TextPart(text=content)]
+        parts = [requests.TextPart(text=content)]
     else:
         for part in item.each("content"):
             parts.append(_content(part, role))
@@ -197,11 +187,11 @@ def _message(item: Fields, carried: Carried) -> _Read:
     return role, parts
 
 
-def _content(part: Fields, role: str) -> ContentPart:
+def _content(part: Fields, role: str) -> requests.ContentPart:
     kinds = ("output_text", "refusal", "input_text") if role == "assistant" else _INPUT
     kind = part.needed("type", part.one_of("type", kinds))
     if kind == "refusal":
-        return TextPart(text=part.needed("refusal", part.text("refusal")))
+        return requests.TextPart(text=part.needed("refusal", part.text("refusal")))
     if kind == "output_text":
         part.take("annotations")
         part.take("logprobs")
@@ -214,42 +204,42 @@ def _content(part: Fields, role: str) -> ContentPart:
     return msgspec.structs.replace(read, cache=part.take("prompt_cache_breakpoint") is not None)
 
 
-def _media(part: Fields, kind: str) -> TextPart | ImagePart | DocumentPart:
+def _media(part: Fields, kind: str) -> requests.TextPart | requests.ImagePart | requests.DocumentPart:
     if kind == "input_image":
-        return ImagePart(source=_source(part, "image_url", "image_url"))
+        return requests.ImagePart(source=_source(part, "image_url", "image_url"))
     if kind == "input_file":
-        return DocumentPart(title=part.text("filename"), source=_source(part, "file_url", "file_data"))
-    return TextPart(text=part.needed("text", part.text("text")))
+        return requests.DocumentPart(title=part.text("filename"), source=_source(part, "file_url", "file_data"))
+    return requests.TextPart(text=part.needed("text", part.text("text")))
 
 
 _INPUT = ("input_text", "input_image", "input_file")
 
 
-def _source(part: Fields, url_field: str, data_field: str) -> Source:
+def _source(part: Fields, url_field: str, data_field: str) -> requests.Source:
     """Where the media are: a provider's file, inline, or at a URL."""
     if file_id := part.text("file_id"):
-        return FileSource(file_id=file_id)
+        return requests.FileSource(file_id=file_id)
     at = part.path(data_field)
     data = part.text(data_field)
     if data is not None and (data.startswith("data:") or data_field != url_field):
         return _inline(data, at)
-    return UrlSource(url=part.needed(url_field, data if data_field == url_field else part.text(url_field)))
+    return requests.UrlSource(url=part.needed(url_field, data if data_field == url_field else part.text(url_field)))
 
 
-def _inline(data: str, at: str) -> Base64Source:
+def _inline(data: str, at: str) -> requests.Base64Source:
     head, comma, base64 = data.partition(",")
     media_type = head.removeprefix("data:").removesuffix(";base64")
     if not (comma and head.startswith("data:") and head.endswith(";base64") and media_type):
         raise invalid(at, "must be a data URL with base64: data:TYPE;base64,…")
-    return Base64Source(media_type=media_type, data=base64)
+    return requests.Base64Source(media_type=media_type, data=base64)
 
 
-def _reasoning(item: Fields) -> ThinkingPart:
+def _reasoning(item: Fields) -> requests.ThinkingPart:
     text = _texts(item, "summary") + _texts(item, "content")
     sealed = item.text("encrypted_content")
     # Another server's encrypted reasoning is of no use here: the bus drops unsigned thinking, with a note.
     carried = (opened(sealed) if sealed else None) or Carried()
-    return ThinkingPart(text=text, signature=carried.signature, **carried.fields)
+    return requests.ThinkingPart(text=text, signature=carried.signature, **carried.fields)
 
 
 def _texts(item: Fields, name: str) -> str:
@@ -268,10 +258,10 @@ def _carried(item: Fields) -> Carried:
         raise invalid(at, str(e)) from None
 
 
-def _plain(content: str | list[ContentPart]) -> str | list[ContentPart]:
+def _plain(content: str | list[requests.ContentPart]) -> str | list[requests.ContentPart]:
     """A single text without anything else as a string."""
     match content:
-        case [TextPart(text=text, cache=False, opaque=None, opaque_blobs=None, extra=None)]:
+        case [requests.TextPart(text=text, cache=False, opaque=None, opaque_blobs=None, extra=None)]:
             return text
         case _:
             return content

@@ -5,20 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from tokenbus.events.requests import (
-    Base64Source,
-    ContentPart,
-    DocumentPart,
-    FileSource,
-    ImagePart,
-    Message,
-    Source,
-    TextPart,
-    ThinkingPart,
-    ToolCallPart,
-    ToolResultPart,
-    UrlSource,
-)
+from tokenbus.events import requests
 from tokenbus_services.gateway.problem import invalid, unsupported
 from tokenbus_services.gateway.surfaces.fields import is_whole
 from tokenbus_services.gateway.surfaces.openai_responses.items import Carried, field_of, sealed
@@ -54,10 +41,10 @@ def listed(items: Sequence[Json], query: Mapping[str, str]) -> Json:
     }
 
 
-def items_of(run: str, messages: Sequence[Message]) -> list[Json]:
+def items_of(run: str, messages: Sequence[requests.Message]) -> list[Json]:
     items: list[Json] = []
     for message in messages:
-        content = [TextPart(text=message.content)] if isinstance(message.content, str) else message.content
+        content = [requests.TextPart(text=message.content)] if isinstance(message.content, str) else message.content
         items += _items(message.role, content)
     return [{"id": f"{_PREFIX.get(item['type'], 'msg')}_{run}_in{n}", **item} for n, item in enumerate(items)]
 
@@ -65,20 +52,20 @@ def items_of(run: str, messages: Sequence[Message]) -> list[Json]:
 _PREFIX = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 
 
-def _items(role: str, parts: Sequence[ContentPart]) -> list[Json]:
+def _items(role: str, parts: Sequence[requests.ContentPart]) -> list[Json]:
     items: list[Json] = []
     for part in parts:
         match part:
-            case ThinkingPart():
+            case requests.ThinkingPart():
                 items.append(_reasoning(part))
-            case ToolCallPart():
+            case requests.ToolCallPart():
                 call = {"call_id": part.tool_id, "name": part.tool_name, "arguments": part.arguments}
                 items.append({"type": "function_call", **call, "status": "completed", **field_of(_carried(part))})
-            case ToolResultPart():
+            case requests.ToolResultPart():
                 output = part.content if isinstance(part.content, str) else [_content(p, role) for p in part.content]
                 item = {"call_id": part.tool_id, "output": output, "status": "completed"}
                 items.append({"type": "function_call_output", **item})
-            case TextPart() | ImagePart() | DocumentPart():
+            case requests.TextPart() | requests.ImagePart() | requests.DocumentPart():
                 last: Json = items[-1] if items else {}
                 if last.get("type") != "message":
                     last = {"type": "message", "role": role, "status": "completed", "content": []}
@@ -89,7 +76,7 @@ def _items(role: str, parts: Sequence[ContentPart]) -> list[Json]:
     return items
 
 
-def _reasoning(part: ThinkingPart) -> Json:
+def _reasoning(part: requests.ThinkingPart) -> Json:
     carried = _carried(part)
     return {
         "type": "reasoning",
@@ -98,33 +85,33 @@ def _reasoning(part: ThinkingPart) -> Json:
     }
 
 
-def _carried(part: ThinkingPart | ToolCallPart) -> Carried | None:
-    signature = part.signature if isinstance(part, ThinkingPart) else None
+def _carried(part: requests.ThinkingPart | requests.ToolCallPart) -> Carried | None:
+    signature = part.signature if isinstance(part, requests.ThinkingPart) else None
     if not (signature or part.opaque or part.opaque_blobs):
         return None
     return Carried(signature=signature, opaque=part.opaque, opaque_blobs=part.opaque_blobs)
 
 
-def _content(part: TextPart | ImagePart | DocumentPart, role: str) -> Json:
+def _content(part: requests.TextPart | requests.ImagePart | requests.DocumentPart, role: str) -> Json:
     match part:
-        case TextPart() if role == "assistant":
+        case requests.TextPart() if role == "assistant":
             return {"type": "output_text", "text": part.text, "annotations": [], "logprobs": []}
-        case TextPart():
+        case requests.TextPart():
             return {"type": "input_text", "text": part.text}
-        case ImagePart():
+        case requests.ImagePart():
             return {"type": "input_image", "detail": "auto", **_source(part.source, "image_url", "image_url")}
-        case DocumentPart():
+        case requests.DocumentPart():
             named = {"filename": part.title} if part.title else {}
             return {"type": "input_file", **named, **_source(part.source, "file_url", "file_data")}
 
 
-def _source(source: Source, url_field: str, data_field: str) -> Json:
+def _source(source: requests.Source, url_field: str, data_field: str) -> Json:
     match source:
-        case UrlSource():
+        case requests.UrlSource():
             return {url_field: source.url}
-        case Base64Source():
+        case requests.Base64Source():
             return {data_field: f"data:{source.media_type};base64,{source.data}"}
-        case FileSource():
+        case requests.FileSource():
             return {"file_id": source.file_id}
         case _:  # a blob, of a request that came over the bus
             return {"tokenbus": {"blob_id": source.blob_id, "media_type": source.media_type}}
