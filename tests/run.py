@@ -59,6 +59,7 @@ SLOW = (
     "tests/soak/test_soak.py",
     *(f"tests/e2e/operating/test_{name}.py" for name in ("demo", "upgrade", "repartition", "repartition_cluster")),
     "tests/e2e/gateway/test_crowd.py",
+    "tests/deploy/test_planted_faults.py",
 )
 """Whole deployments for half a minute or more: run with --everything, as CI does, or by name."""
 CHAINED = (

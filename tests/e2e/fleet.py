@@ -145,20 +145,20 @@ call = "tokenbus_services.weather:weather"
         )
         self.workers: list[Worker] = []
 
-    async def start(self, *kinds: Kind, env: Mapping[str, str] | None = None) -> list[Worker]:
+    async def start(self, *kinds: Kind, env: Mapping[str, str] | None = None, port: int = 0) -> list[Worker]:
         """Start workers side by side; returns when all are ready.
 
         They are forked from a process that has imported everything. With variables that an interpreter reads at its
-        start (PYTHON…) each is an interpreter of its own.
+        start (PYTHON…) each is an interpreter of its own. ``port``: 0 for a free one.
         """
-        started = [await self._spawn(kind, env or {}) for kind in kinds]
+        started = [await self._spawn(kind, env or {}, port) for kind in kinds]
         await asyncio.gather(*(worker.ready() for worker in started))
         return started
 
-    async def _spawn(self, kind: Kind, more: Mapping[str, str]) -> Worker:
+    async def _spawn(self, kind: Kind, more: Mapping[str, str], port: int) -> Worker:
         name = f"{kind}-{len(self.workers)}"
         out, log = self._directory / f"{name}.out", self._directory / f"{name}.log"
-        command = ("worker", kind, "--port", "0")
+        command = ("worker", kind, "--port", str(port))
         env = {**os.environ, "TOKENBUS_CONFIG": str(self._config), **more}
         with out.open("wb") as output, log.open("wb") as errors:
             if any(variable.startswith("PYTHON") for variable in more):
