@@ -16,7 +16,7 @@ from tokenbus.errors import BlobUnavailable, SettingsError
 from tokenbus_services.blobs.archive_format import key_id
 
 LEAST_BYTES = 32
-_SUFFIX = ".key"
+KEY_SUFFIX = ".key"
 
 
 def tenant_ref(tenant: str) -> str:
@@ -36,7 +36,7 @@ class TenantKeys:
             raise SettingsError("settings", "archive.keys", "needs the package cryptography: install tokenbus[archive]")
         try:
             for path in directory.iterdir():
-                if path.name.endswith(_SUFFIX):
+                if path.name.endswith(KEY_SUFFIX):
                     _keys_in(path)
         except (OSError, BlobUnavailable) as e:
             raise SettingsError("settings", "archive.keys", str(e)) from None
@@ -47,7 +47,7 @@ class TenantKeys:
         """
         if self._directory is None:
             return None
-        keys = _keys_in(self._directory / f"{quote(tenant, safe='')}{_SUFFIX}")
+        keys = _keys_in(self._directory / f"{quote(tenant, safe='')}{KEY_SUFFIX}")
         return keys[0] if keys else None
 
     def opening(self, ref: str) -> Mapping[bytes, bytes]:
@@ -55,10 +55,10 @@ class TenantKeys:
         if self._directory is None:
             return {}
         try:
-            names = [path for path in self._directory.iterdir() if path.name.endswith(_SUFFIX)]
+            names = [path for path in self._directory.iterdir() if path.name.endswith(KEY_SUFFIX)]
         except OSError as e:
             raise BlobUnavailable("archive.keys", e.strerror or str(e)) from e
-        of_tenant = [path for path in names if tenant_ref(unquote(path.name.removesuffix(_SUFFIX))) == ref]
+        of_tenant = [path for path in names if tenant_ref(unquote(path.name.removesuffix(KEY_SUFFIX))) == ref]
         return {key_id(key): key for path in of_tenant for key in _keys_in(path)}
 
 

@@ -9,6 +9,7 @@ import shutil
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 
 import httpx
 import msgspec
@@ -19,6 +20,7 @@ from tokenbus.errors import SettingsError
 from tokenbus.policy.loading import PolicySpec, load
 from tokenbus.providers import registry
 from tokenbus.secret_env import FILE
+from tokenbus_services.blobs.archive_keys import KEY_SUFFIX, TenantKeys
 from tokenbus_services.blobs.auth import check_exposed, secret_of, token_of
 from tokenbus_services.blobs.client import check_loader
 from tokenbus_services.cli import mock
@@ -52,6 +54,7 @@ def check_settings(settings: Settings, env: Env) -> Iterator[Finding]:
     yield from _tools(settings, env)
     yield from _policies(settings)
     yield from _blobs(settings, env)
+    yield from _archive(settings)
     yield from _providers(settings, env)
     yield from _server(settings)
     yield from _gateway(settings, env)
@@ -168,6 +171,19 @@ def _blobs(settings: Settings, env: Env) -> Iterator[Finding]:
         todo = f"set {blobs.token_env} for every service"
         for finding in _problem("blob token", lambda: check_exposed(blobs, env, address), todo=todo):
             yield msgspec.structs.replace(finding, level="note")  # it may be set where the services run
+
+
+def _archive(settings: Settings) -> Iterator[Finding]:
+    if settings.archive is None or settings.archive.keys is None:
+        return
+    directory = Path(settings.archive.keys)
+    if not directory.is_dir():  # a secret of the blob service, which these need not see
+        says = f"archive.keys: {directory} is not here"
+        yield Finding(level="note", about="archive keys", says=says, todo="mount it where the blob service runs")
+        return
+    tenants = sorted(path.name.removesuffix(KEY_SUFFIX) for path in directory.glob(f"*{KEY_SUFFIX}"))
+    ok = f"can be used, of {', '.join(tenants) or 'no tenant: no log is sealed'}"
+    yield from _tried("archive keys", lambda: TenantKeys(directory), ok=ok, todo="see docs/operate/archive.md#keys")
 
 
 def _providers(settings: Settings, env: Env) -> Iterator[Finding]:

@@ -22,6 +22,7 @@ from tokenbus_services.cli.doctor.checks import Finding
 from tokenbus_services.cli.doctor.checks_settings import check_settings
 from tokenbus_services.cli.doctor.examine_bus import (
     examine_addresses,
+    examine_archive,
     examine_blobs,
     examine_bus,
     examine_disk,
@@ -60,6 +61,7 @@ async def examine(*, ask_providers: bool = False, try_keys: bool = False) -> lis
         found += [finding async for finding in try_provider_keys(settings, os.environ)]
     up = running_in(Path(settings.data_dir))
     found += await examine_blobs(settings.blobs, os.environ.get(DEPLOYMENT_ENV, "") or (up.deployment if up else ""))
+    found += await examine_archive(settings)
     return [*found, *examine_disk(Path(settings.data_dir))]
 
 

@@ -21,9 +21,9 @@ from tokenbus.bus.layout import learn
 from tokenbus.bus.scripts import BEGUN
 from tokenbus.bus.server.server import Server, ServerInfo, translated
 from tokenbus.bus.topology import GROUPS, INTAKE, POLICY, QUEUES, RECORDER, WEBHOOKS
-from tokenbus.errors import ServerUnavailable, SettingsError
+from tokenbus.errors import BlobError, BlobUnauthorized, ServerUnavailable, SettingsError
 from tokenbus.providers import registry
-from tokenbus_services.blobs.client import loader_of
+from tokenbus_services.blobs.client import archive_of, loader_of
 from tokenbus_services.cli.doctor import checks, checks_work
 from tokenbus_services.cli.doctor.checks import Finding
 from tokenbus_services.cli.doctor.checks_work import OFTEN, StuckFacts
@@ -330,6 +330,26 @@ async def _blob_service(url: str, deployment: str) -> list[Finding]:
         check_blobs(url, problem=problem, stranger=problem is not None),
         *([checks_work.check_blob_failure(failed)] if failed else ()),
     ]
+
+
+async def examine_archive(settings: Settings) -> list[Finding]:
+    """Check that the blob service has the archive of these settings, and can list its store."""
+    if settings.archive is None:
+        return []
+    blobs = settings.blobs
+    todo = f"look at `blob_store_failed` in the log of the blob service, and at blobs.url, {settings.blobs.address}"
+    try:
+        newest = (await archive_of(blobs).page(limit=1)).runs
+    except BlobUnauthorized as e:
+        return [Finding(level="wrong", about="archive", says=str(e), todo=f"set the {blobs.token_env} of the service")]
+    except (BlobError, SettingsError) as e:
+        problem = str(e)
+        if "HTTP 404" in problem:
+            problem = f"the blob service at {blobs.address} has no archive"
+            todo = "start it again with these settings: [archive] was not in its own"
+        return [Finding(level="wrong", about="archive", says=problem, todo=todo)]
+    says = f"the newest run, {newest[0].run}, can be listed" if newest else "answers; no run is archived yet"
+    return [Finding(level="ok", about="archive", says=says)]
 
 
 def _addresses(settings: Settings) -> Iterator[tuple[str, str]]:

@@ -117,6 +117,22 @@ def test_every_wrong_key_and_value_is_named_at_once(tmp_path: Path) -> None:
     assert all(hint in finding.says for hint, finding in zip(hints, found, strict=True))
 
 
+def test_the_keys_of_the_archive_are_tried_where_they_are(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+
+    def finding() -> Finding:
+        [found] = [one for one in found_in(tmp_path, f'[archive]\nkeys = "{keys}"') if one.about == "archive keys"]
+        return found
+
+    assert (finding().level, finding().todo) == ("note", "mount it where the blob service runs")
+    keys.mkdir()
+    (keys / "acme%2Feu.key").write_text("k" * 40)
+    assert (finding().level, finding().says) == ("ok", "can be used, of acme%2Feu")
+    (keys / "other.key").write_text("short")
+    assert finding().level == "wrong"
+    assert "other.key: each line must be a key of 32 characters" in finding().says
+
+
 def test_a_valid_file_has_only_notes_about_settings_from_elsewhere(tmp_path: Path) -> None:
     found = found_in(tmp_path, GOOD)
     assert {finding.level for finding in found} == {"ok", "note"}

@@ -14,6 +14,7 @@ from uuid import uuid4
 import pytest
 from prometheus_client import CollectorRegistry
 
+from tests.e2e.fleet import fleet
 from tests.services.cli.process import run, settings_file
 from tests.services.parser.test_attempt_metrics import report, state
 from tokenbus.bus.keys import Keys
@@ -111,6 +112,24 @@ async def test_a_custom_store_must_implement_the_interface(server: Server, serve
         [finding] = (await findings(config))["blobs"]
         assert finding["level"] == level
         assert loader in finding["says"]
+
+
+async def test_the_archive_is_asked_for_its_newest_run(server: Server, server_url: str, keys: Keys, tmp_path: Path):
+    async def says(blobs: str, tables: str) -> tuple[str, str]:
+        config = await deployment(server, server_url, keys, tmp_path, f'[blobs]\nservice_url = "{blobs}"\n{tables}')
+        [finding] = (await findings(config))["archive"]
+        return finding["level"], finding["says"]
+
+    (tmp_path / "with").mkdir()
+    (tmp_path / "without").mkdir()
+    assert (await says("http://127.0.0.1:1", "[archive]\n"))[0] == "wrong"
+    async with (
+        fleet(tmp_path / "with", server_url, keys, "http://127.0.0.1:1", ["blobs"], "[archive]\n") as has,
+        fleet(tmp_path / "without", server_url, keys, "http://127.0.0.1:1", ["blobs"]) as has_not,
+    ):
+        [[one], [other]] = has.workers, has_not.workers
+        assert await says(one.url, "[archive]\n") == ("ok", "answers; no run is archived yet")
+        assert await says(other.url, "[archive]\n") == ("wrong", f"the blob service at {other.url} has no archive")
 
 
 async def test_providers_are_asked_only_on_request(server: Server, server_url: str, keys: Keys, tmp_path: Path):
