@@ -19,16 +19,17 @@ from redis.exceptions import RedisError
 
 from tests.e2e import judge
 from tests.e2e.conftest import sender
-from tests.e2e.fleet import PIPELINE, Kind, ended, fleet
+from tests.e2e.fleet import PIPELINE, WITH_TOOLS, Kind, ended, fleet
 from tests.servers import binary, cluster_group, part_from_replicas, sentinel_group
 from tests.waiting import eventually
-from tokenbus import Client
+from tokenbus import Client, TreeStep
 from tokenbus.bus.keys import PUBLIC_TOPICS, Keys
 from tokenbus.bus.liveness import stop_task
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.server.stream_reader import StreamReader
 from tokenbus.errors import WriteNotReplicated
-from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, ToolCall, Turn
+from tokenbus.events.public import encode
+from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, Stall, ToolCall, Turn
 from tokenbus_services.process.embedded_server import EmbeddedServer
 
 KEYS = Keys(prefix="failover", partitions=4)
@@ -207,6 +208,103 @@ async def test_no_end_that_a_reader_had_of_a_durable_run_is_lost_with_the_server
         judge.check(logs[run])
         assert logs[run][-1]["type"] == "completed"
         assert heard(run, *judge.TERMINAL) == ["completed"]
+
+
+HELPERS = """
+[tools.slow]
+kind = "run"
+provider = "openai-chat"
+model = "story"
+[tools.quick]
+kind = "run"
+provider = "openai-chat"
+model = "short"
+"""
+
+
+async def test_readers_of_a_tree_have_one_order_and_every_word_after_a_fail_over_that_lost_its_entries(
+    tmp_path: Path,
+) -> None:
+    """Lost are: words of a child; the beginning of a tree with its first child; and a whole tree with its end."""
+    keys = Keys(prefix="trees", partitions=2)
+
+    def asks(name: str, tool: str, fault: Stall | None) -> Script:
+        says = Reply(text="Asks for it.", tool_calls=(ToolCall(name=tool, arguments={"task": "go"}),))
+        return Script(name=name, turns=(Turn(says=says, fault=fault), Turn(says=Reply(text="Thanks."))))
+
+    scripts = [
+        Script(name="story", turns=(Turn(says=Reply(text=WORDS), delivery=Delivery(pace=60)),)),
+        Script(name="short", turns=(Turn(says=Reply(text="All is well.")),)),
+        asks("words", "slow", None),
+        asks("beginning", "slow", Stall(after_text="Asks")),
+        asks("whole", "quick", Stall(after_text="Asks")),
+    ]
+    runs = ("words", "beginning", "whole")
+    with sentinel_group(tmp_path, down_after_ms=5000) as group:
+        async with (
+            MockProvider(scripts) as provider,
+            fleet(tmp_path, group.url, keys, provider.url, WITH_TOOLS, HELPERS),
+            Server(group.url) as server,
+            Client(group.url, prefix=keys.prefix, partitions=2) as client,
+            AsyncExitStack() as reading,
+        ):
+            live: dict[str, list[TreeStep]] = {run: [] for run in runs}
+
+            async def read(run: str) -> None:
+                async for step in client.follow_tree(run):
+                    live[run].append(step)
+
+            readers = {run: asyncio.create_task(read(run)) for run in runs}
+            for task in readers.values():
+                reading.push_async_callback(stop_task, task)
+
+            def heard(run: str, kind: str) -> int:
+                return sum(step.event.__struct_config__.tag == kind for step in live[run])
+
+            send = sender(server, keys)
+            for run in runs:
+                tools = [{"name": "slow"}, {"name": "quick"}]
+                await send(run, "go", id=run, provider="openai-chat", tools=tools, on_failure="fail")
+            await eventually(lambda: heard("words", "chunk") > 8, timeout=60)
+            await eventually(lambda: heard("beginning", "chunk") and heard("whole", "chunk"), timeout=60)
+            await asyncio.to_thread(group.part)
+            before = heard("words", "chunk")
+            for exchange in provider.requests:
+                if exchange.state == "stalled":
+                    provider.resume(exchange)
+            await eventually(lambda: heard("whole", "completed") == 2, timeout=60)
+            await eventually(lambda: heard("beginning", "chunk") > 8, timeout=60)
+            await eventually(lambda: heard("words", "chunk") > before + 5, timeout=60)
+            await asyncio.to_thread(group.master.stop)
+            trees = {run: [run, f"{run}~1"] for run in runs}
+            logs: Any = await ended(_Patient(server), keys, [each for tree in trees.values() for each in tree])
+            async with asyncio.timeout(60):
+                await asyncio.gather(*readers.values())
+            order = {run: await server.client.xrange(keys.tree(run)) for run in runs}
+            for run in runs:
+                later = [step async for step in client.follow_tree(run)]
+                assert [(step.event, step.path) for step in later] == [(step.event, step.path) for step in live[run]]
+                for n in {0, len(later) // 2, len(later) - 2}:
+                    for cursor in (live[run][n].cursor, later[n].cursor):  # one of them may name an entry that was lost
+                        rest = [step.event async for step in client.follow_tree(run, after=cursor)]
+                        assert rest == [step.event for step in later[n + 1 :]]
+    for run, tree in trees.items():
+        for each in tree:
+            judge.check(logs[each])
+            told = [json.loads(encode(step.event)) for step in live[run] if step.event.run == each]
+            assert told == logs[each], "exactly its words, as the log has them"
+        entries = [(name.decode(), value.decode()) for _, fields in order[run] for name, value in fields.items()]
+        judge.check_tree(entries, {each: logs[each] for each in tree})
+    ends = {each: (log[-1]["type"], log[-1].get("error", {}).get("code")) for each, log in logs.items()}
+    lost = ("incomplete", "server_lost_writes")
+    assert ends == {
+        "words": ("completed", None),
+        "words~1": lost,
+        "beginning": lost,
+        "beginning~1": lost,
+        "whole": ("completed", None),
+        "whole~1": ("completed", None),
+    }
 
 
 class _Patient:
