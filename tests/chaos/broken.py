@@ -14,7 +14,9 @@ from tokenbus.bus.scripts.script import LuaScript, ScriptCall, declared
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.partition import Partition
 from tokenbus.core.run.gate import PolicyGate
+from tokenbus.events.child_runs import parent_call
 from tokenbus.events.frames import PolicyVerdict
+from tokenbus_services.parser.effect_writer import EffectWriter
 from tokenbus_services.parser.room import RoomKeeper
 from tokenbus_services.runtime.queue_work import InFlight
 
@@ -86,6 +88,18 @@ def _without_room() -> None:
     RoomKeeper.look = look
 
 
+def _with_ends_out_of_order() -> None:
+    """The commit that ends a child run gives its events no place in the tree."""
+    write = EffectWriter.order_in_tree
+
+    def order(self: EffectWriter, machine: Any, events: Any, commit: Any) -> None:
+        if machine.over and parent_call(machine.state.run):
+            return
+        write(self, machine, events, commit)
+
+    EffectWriter.order_in_tree = order
+
+
 BUILDS = {
     "fence": _without_fence,
     "early-ack": _acknowledging_early,
@@ -93,5 +107,6 @@ BUILDS = {
     "rulings": _counting_every_ruling,
     "impatient": _counting_stands,
     "no-room": _without_room,
+    "tree": _with_ends_out_of_order,
 }
 """Keyed by the name that `make chaos BROKEN=…` takes."""

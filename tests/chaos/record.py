@@ -150,6 +150,16 @@ class Talk(msgspec.Struct, frozen=True, kw_only=True):
     """What the policies that judge what goes in do not let pass; empty: there are none."""
 
 
+class Tree(msgspec.Struct, frozen=True, kw_only=True):
+    """A run with all below it, at rest."""
+
+    root: str
+    order: list[tuple[str, str]]
+    """Run and value of each entry of the tree's order."""
+    got: list[list[str] | None]
+    """What each reader got, as ``run:seq``; None if it did not reach the end."""
+
+
 class Violation(msgspec.Struct, frozen=True, order=True):
     """A guarantee that did not hold."""
 
@@ -204,6 +214,7 @@ class Record(msgspec.Struct, kw_only=True):
     visits: list[Visit] = []
     """The visits of the clients of gateways."""
     talks: list[Talk] = []
+    trees: list[Tree] = []
 
     @property
     def placed(self) -> dict[str, list[int]]:
@@ -217,8 +228,10 @@ class Record(msgspec.Struct, kw_only=True):
 
 
 def place(run: str, number: int) -> int:
-    """Where a run begins. A session and its runs are in one place: the beginning of the id is the session's."""
-    return crc32((run[:26] if run.startswith("s.") else run).encode()) % number
+    """Where a run begins. A session and its runs are in one place: the beginning of the id is the session's. So are a
+    run and those below it.
+    """
+    return crc32((run[:26] if run.startswith("s.") else run.partition("~")[0]).encode()) % number
 
 
 def places_of(keys: Sequence[KeyFact]) -> dict[str, list[int]]:

@@ -15,7 +15,7 @@ from zlib import crc32
 
 import msgspec
 
-from tests.chaos import guards, hostile, ledger, observer, rogue, talks
+from tests.chaos import guards, hostile, ledger, observer, rogue, talks, trees
 from tests.chaos.crowd import MODEL, SETTINGS, Crowd
 from tests.chaos.deployment.inside import LEFT_BEHIND
 from tests.chaos.deployment.proxy import Proxy
@@ -82,6 +82,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Number of concurrent clients of gateways."""
     talks: int = 2
     """Number of sessions in which people talk."""
+    trees: int = 1
+    """Number of runs with child runs that are open at any time."""
     changes: bool = False
     """The number of partitions changes during the round."""
 
@@ -133,16 +135,7 @@ async def play(plan: Plan, directory: Path) -> Record:
         crowd = Crowd(workers, random.Random(f"{plan.seed}:crowd"), clients=plan.clients)
         visiting = asyncio.create_task(crowd.keep_coming())
         repartition = Repartition(client, prefix, {**os.environ, **env}, random.Random(f"{plan.seed}:change"))
-        talking = await stack.enter_async_context(
-            talks.Talks(
-                client,
-                server.url,
-                prefix,
-                random.Random(f"{plan.seed}:talks"),
-                sessions=plan.talks,
-                judged=plan.guarded > 0,
-            )
-        )
+        talking, planting = await _beside(stack, plan, client, server.url, prefix)
         changing = asyncio.create_task(repartition.begin(plan.seconds / 3)) if plan.changes else None
         await chaos.run(plan.seconds)
         audience.last_fault = asyncio.get_running_loop().time()
@@ -157,7 +150,9 @@ async def play(plan: Plan, directory: Path) -> Record:
         audience.enough.set()
         crowd.close()
         await asyncio.gather(publishing, visiting, audience.keep_looking(until=visiting))
-        said = await talking.finish(audience.spread, plan.settle_s)
+        said, planted = await asyncio.gather(
+            talking.finish(audience.spread, plan.settle_s), planting.finish(audience.numbers, plan.settle_s)
+        )
         if not await audience.all_ended(plan.settle_s):
             for worker in workers.well():
                 worker.report_tasks()
@@ -199,7 +194,21 @@ async def play(plan: Plan, directory: Path) -> Record:
             change=await repartition.result(fresh) if changing else None,
             visits=crowd.visits,
             talks=said,
+            trees=planted,
         )
+
+
+async def _beside(
+    stack: AsyncExitStack, plan: Plan, client: Any, url: str, prefix: str
+) -> tuple[talks.Talks, trees.Trees]:
+    """The sessions and the trees of the round."""
+
+    def chance(what: str) -> random.Random:
+        return random.Random(f"{plan.seed}:{what}")
+
+    talking = talks.Talks(client, url, prefix, chance("talks"), sessions=plan.talks, judged=plan.guarded > 0)
+    planting = trees.Trees(client, url, prefix, chance("trees"), places=plan.trees)
+    return await stack.enter_async_context(talking), await stack.enter_async_context(planting)
 
 
 class Audience:
@@ -238,6 +247,11 @@ class Audience:
     def spread(self) -> int:
         """Number of partitions that may have entries."""
         return max(self._numbers)
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of partitions that the deployment had."""
+        return self._numbers
 
     def change_to(self, number: int) -> None:
         """Runs may be placed by this number too."""
@@ -392,9 +406,10 @@ def _partition(run: str, number: int = PARTITIONS) -> int:
 
 
 def _is_of_others(log: list[Entry]) -> bool:
-    """Of a run that a client of a gateway began, or a session, or in which policies judge what goes into one."""
+    """Of a run that a client of a gateway began, of a session or a tree, or in which policies judge what goes in."""
     begun = log[0].event if log else {}
-    return begun.get("model") in (MODEL, talks.MODEL) or "judges_input_of" in (begun.get("metadata") or {})
+    models = (MODEL, talks.MODEL, *trees.MODELS)
+    return begun.get("model") in models or "judges_input_of" in (begun.get("metadata") or {})
 
 
 async def _none_left(count: Callable[[], int]) -> int:
@@ -447,6 +462,7 @@ kind = "python"
 call = "tests.chaos.ledger:look"
 timeout_s = {ledger.TIMEOUT_S}
 
+{trees.SETTINGS}
 {guards.settings()}
 {SETTINGS}
 [retry]

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from tests.chaos import crowd, hostile, rogue, talks
+from tests.chaos import crowd, hostile, rogue, talks, trees
 from tests.chaos.guards import CHAINS, STOP, published_pieces
 from tests.chaos.record import Fate, Piece, Story
 from tests.e2e.fleet import BASE_PATHS
@@ -118,6 +118,8 @@ class Stage:
             return crowd.SCRIPT
         if request.token.startswith(talks.TOKEN):
             return talks.SCRIPT
+        if request.token.startswith(trees.TOKEN):
+            return trees.script_for(request)
         scene = self.scenes.get(request.token)
         return scene.script if scene else None
 
