@@ -24,6 +24,7 @@ export interface Answering {
   seq: number;
   turn: number;
   attempt: number;
+  session?: string;
   model?: string;
   response_id?: string;
   provider?: string;
@@ -109,6 +110,7 @@ export interface BlockComplete {
   seq: number;
   turn: number;
   attempt: number;
+  session?: string;
   block: number;
   kind: "audio" | "image" | "server_tool" | "text" | "thinking" | "tool_call" | "tool_result";
   content?: string;
@@ -141,6 +143,7 @@ export interface BlockProgress {
   seq: number;
   turn: number;
   attempt: number;
+  session?: string;
   block: number;
   kind: "audio" | "image" | "server_tool" | "text" | "thinking" | "tool_call" | "tool_result";
   status: string;
@@ -157,6 +160,7 @@ export interface BlockStarted {
   seq: number;
   turn: number;
   attempt: number;
+  session?: string;
   block: number;
   kind: "audio" | "image" | "server_tool" | "text" | "thinking" | "tool_call" | "tool_result";
   tool_id?: string;
@@ -189,6 +193,7 @@ export interface Cancelled {
   seq: number;
   turn: number;
   attempt: number;
+  session?: string;
   finish: "content_filter" | "error" | "length" | "pause" | "requires_action" | "stop" | "tool_use" | "unknown";
   timing: Timing;
   finish_raw?: string;
@@ -211,6 +216,7 @@ export interface ChildEnded {
   seq: number;
   turn: number;
   attempt: number;
+  session?: string;
   block: number;
   tool_id: string;
   tool_name: string;
@@ -228,6 +234,7 @@ export interface ChildStarted {
   seq: number;
   turn: number;
   attempt: number;
+  session?: string;
   block: number;
   tool_id: string;
   tool_name: string;
@@ -245,6 +252,7 @@ export interface Chunk {
   seq: number;
   turn: number;
   attempt: number;
+  session?: string;
   block: number;
   kind: "audio" | "image" | "server_tool" | "text" | "thinking" | "tool_call" | "tool_result";
   text: string;
@@ -266,6 +274,7 @@ export interface Completed {
   seq: number;
   turn: number;
   attempt: number;
+  session?: string;
   finish: "content_filter" | "error" | "length" | "pause" | "requires_action" | "stop" | "tool_use" | "unknown";
   timing: Timing;
   finish_raw?: string;
@@ -535,6 +544,7 @@ export interface ImagePreview {
   seq: number;
   turn: number;
   attempt: number;
+  session?: string;
   block: number;
   kind: "image";
   index: number;
@@ -568,6 +578,7 @@ export interface Incomplete {
   seq: number;
   turn: number;
   attempt: number;
+  session?: string;
   finish: "content_filter" | "error" | "length" | "pause" | "requires_action" | "stop" | "tool_use" | "unknown";
   timing: Timing;
   finish_raw?: string;
@@ -647,6 +658,7 @@ export interface Restarted {
   seq: number;
   turn: number;
   attempt: number;
+  session?: string;
   error: ErrorInfo;
   next_attempt: number;
   delay_ms: number;
@@ -662,6 +674,7 @@ export interface Resumed {
   seq: number;
   turn: number;
   attempt: number;
+  session?: string;
   wait: string;
   what: "answer" | "approval" | "tool_result";
   block: number;
@@ -686,6 +699,7 @@ export interface Retrying {
   seq: number;
   turn: number;
   attempt: number;
+  session?: string;
   error: ErrorInfo;
   next_attempt: number;
   delay_ms: number;
@@ -741,6 +755,7 @@ export interface RunFailedEvent {
   seq: number;
   turn: number;
   attempt: number;
+  session?: string;
   finish: "content_filter" | "error" | "length" | "pause" | "requires_action" | "stop" | "tool_use" | "unknown";
   timing: Timing;
   finish_raw?: string;
@@ -783,6 +798,7 @@ export interface Started {
   seq: number;
   turn: number;
   attempt: number;
+  session?: string;
   provider: string;
   model: string;
   metadata?: Record<string, unknown>;
@@ -897,6 +913,7 @@ export interface ToolProgress {
   seq: number;
   turn: number;
   attempt: number;
+  session?: string;
   block: number;
   tool_id: string;
   tool_name: string;
@@ -967,6 +984,7 @@ export interface UsageReported {
   seq: number;
   turn: number;
   attempt: number;
+  session?: string;
   usage: Usage;
   total: Usage;
   model?: string;
@@ -985,6 +1003,7 @@ export interface Waiting {
   seq: number;
   turn: number;
   attempt: number;
+  session?: string;
   wait: string;
   what: "answer" | "approval" | "tool_result";
   block: number;

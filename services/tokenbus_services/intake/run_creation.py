@@ -139,6 +139,7 @@ class RunCreation:
         policy_plan: PolicyPlan | None,
         notes: list[str],
         *,
+        session: str,
         version: int,
         history: HistoryBound | None,
     ) -> bytes:
@@ -147,6 +148,7 @@ class RunCreation:
         configuration, and fields of the run's hash.
         """
         accepted, fields = self._decided(request, append, policy_plan, notes)
+        accepted = msgspec.structs.replace(accepted, session=session)
         if history:
             fields += [HISTORY_BOUND, msgspec.json.encode(history)]
         texts = [field if isinstance(field, bytes) else str(field).encode() for field in fields]

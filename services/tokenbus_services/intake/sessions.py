@@ -174,7 +174,13 @@ class SessionAppends:
                 await self._keep(request.messages)
                 request, bound = self._bounded(request, config.history)
                 work = self._creation.session_work(
-                    request, name, policy_plan, notes, version=session.version, history=bound
+                    request,
+                    name,
+                    policy_plan,
+                    notes,
+                    session=append.session,
+                    version=session.version,
+                    history=bound,
                 )
                 return self._append(
                     *(session, name, tenant, "message", _as_stored(message, request.messages)),

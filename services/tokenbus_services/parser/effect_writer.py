@@ -327,8 +327,6 @@ def _notice(s: RunState, event: TerminalEvent | Waiting) -> Notice:
     metadata = s.accepted.metadata
     if tenant := tenant_of(metadata):
         data["tenant"] = tenant
-    if of_session := session_run(s.run):
-        data["session"] = of_session.ref
     if metadata and len(msgspec.json.encode(metadata)) <= MOST_FIELD_BYTES:
         data["metadata"] = metadata
     return Notice(s.accepted.webhooks, f"run.{fields['type']}", event.seq, data)

@@ -152,6 +152,8 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="
     """Options of the request that are numbers, as spans name them: ``temperature`` and so on."""
     durable: bool = False
     """Its end is published once all before it is replicated."""
+    session: str | None = None
+    """The name of the session that the run is of."""
 
 
 # What fetchers write to `raw`: the provider's bytes as they were read, and what happened to the call.

@@ -1,7 +1,8 @@
 """Public events: what subscribers read from `visible`, `chunks`, `blocks`, `runs` and a run's log.
 
 Each is one JSON object in the stream field ``__data__``. Every event has ``run``, ``seq``, ``turn`` and ``attempt``;
-``seq`` counts all public events of the run from 0 without gaps and is the cursor. Unset optional fields are omitted;
+``seq`` counts all public events of the run from 0 without gaps and is the cursor; those of a session's run also have
+``session``. Unset optional fields are omitted;
 unknown fields are ignored on read.
 """
 
@@ -71,6 +72,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_f
     seq: int
     turn: int
     attempt: int
+    session: str | None = None
+    """The name of the session that the run is of, within its tenant."""
 
 
 class Chunk(Event, frozen=True, kw_only=True, tag="chunk"):

@@ -176,6 +176,7 @@ def _whole(end: public.BlockComplete, content: str) -> public.Chunk:
     call = end.kind == "tool_call"
     return public.Chunk(
         run=end.run,
+        session=end.session,
         seq=end.seq,
         turn=end.turn,
         attempt=end.attempt,

@@ -227,3 +227,26 @@ async def test_a_steered_run_that_is_tried_again_asks_with_its_steers() -> None:
             assert [message["role"] for message in local.requests[2]["messages"]] == ["user"]
             assert "hello" in str(local.requests[2]["messages"])
             assert "shorter" in str(local.requests[2]["messages"])
+
+
+@pytest.mark.parametrize("under", [[], ["quiet"]], ids=["plain", "under a policy"])
+async def test_events_on_topics_name_their_session_and_those_of_other_runs_have_no_such_field(under: list[str]) -> None:
+    with LocalBus('[policies.quiet]\nuse = "tokenbus.policy:StreamProcessor"\n') as local:
+        local.model_says("two", "one", "two")
+        async with local.client() as bus:
+            session = bus.session("rain-in-bonn", tenant="ada")
+            await session.configure({**MODEL, "policies": under})
+            run = (await session.send("hello")).fate.run
+            await told(session, run_over)
+            alone = await bus.publish({**MODEL, "policies": under, "messages": [{"role": "user", "content": "hello"}]})
+            await bus.result(alone)
+            assert run
+            for topic in ("visible", "chunks", "blocks", "runs"):
+                named = dict[str, set[str | None]]()
+                async with bus.subscribe(topic, from_="start") as events:
+                    async for event in events:
+                        named.setdefault(event.run, set()).add(event.session)
+                        if {run, alone.id} <= named.keys():
+                            break
+                assert named == {run: {"rain-in-bonn"}, alone.id: {None}}, topic
+            assert {event.session async for event in bus.follow(run)} == {"rain-in-bonn"}

@@ -88,7 +88,8 @@ class GatedRun:
         self._over = False
         self._now_ms = run.state.accepted_ms
         """As in `RunMachine`."""
-        self.out = Outbox(visible=run.state.accepted.visible, commentary=run.state.accepted.commentary)
+        accepted = run.state.accepted
+        self.out = Outbox(visible=accepted.visible, commentary=accepted.commentary, session=accepted.session)
         self.effects: list[Effect] = []
 
     @property

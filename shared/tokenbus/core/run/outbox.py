@@ -14,7 +14,7 @@ from tokenbus.events.child_runs import depth_of
 from tokenbus.events.public import TERMINAL, BlockKind, Chunk, PublicEvent, TerminalEvent, ToolCallPart
 
 COMMENTARY = "commentary"
-_ENVELOPE = ("run", "seq", "turn", "attempt")
+_ENVELOPE = ("run", "seq", "turn", "attempt", "session")
 
 
 def fields_of(event: PublicEvent) -> dict[str, Any]:
@@ -28,14 +28,21 @@ class _EventDraft(msgspec.Struct):
     event: type[PublicEvent]
     fields: dict[str, Any]
 
-    def number(self, run: str, seq: int) -> PublicEvent:
-        return self.event(run=run, seq=seq, turn=self.turn, attempt=self.attempt, **self.fields)
+    def number(self, run: str, session: str | None, seq: int) -> PublicEvent:
+        return self.event(run=run, session=session, seq=seq, turn=self.turn, attempt=self.attempt, **self.fields)
 
 
 class Outbox:
     """Drafts of one run since its last commit."""
 
-    def __init__(self, *, visible: bool = True, commentary: bool = True, only_json: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        visible: bool = True,
+        commentary: bool = True,
+        session: str | None = None,
+        only_json: bool = False,
+    ) -> None:
         """``visible``: whether chunks may be visible; False overrides each chunk's own flag. ``commentary``: whether
         those of commentary may be. ``only_json``: the events are only encoded as JSON, so values that are JSON already
         may be `msgspec.Raw`.
@@ -43,6 +50,7 @@ class Outbox:
         self._commentary = commentary
         self.only_json = only_json
         self._visible = visible
+        self._session = session
         self._drafts: list[JoinedChunk | _EventDraft] = []
 
     def shows(self, phase: str | None) -> bool:
@@ -85,7 +93,7 @@ class Outbox:
 
     def take_end(self, run: str) -> TerminalEvent | None:
         """Remove the terminal event, if there is one, and return it without a number."""
-        last = self._drafts[-1].number(run, 0) if self._drafts else None
+        last = self._drafts[-1].number(run, self._session, 0) if self._drafts else None
         if not isinstance(last, TERMINAL):
             return None
         self._drafts.pop()
@@ -94,7 +102,7 @@ class Outbox:
     def number(self, run: str, seq: int) -> list[PublicEvent]:
         """Return the events in order, numbered from ``seq``, and empty the outbox."""
         drafts, self._drafts = self._drafts, []
-        return [draft.number(run, n) for n, draft in enumerate(drafts, seq)]
+        return [draft.number(run, self._session, n) for n, draft in enumerate(drafts, seq)]
 
     def clear(self) -> None:
         """Drop the drafts."""
@@ -130,10 +138,11 @@ class JoinedChunk(msgspec.Struct):
         self.size += len(text)
         return True
 
-    def number(self, run: str, seq: int) -> Chunk:
+    def number(self, run: str, session: str | None, seq: int) -> Chunk:
         """Return the public event."""
         return Chunk(
             run=run,
+            session=session,
             seq=seq,
             turn=self.turn,
             attempt=self.attempt,

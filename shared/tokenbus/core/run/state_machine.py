@@ -137,7 +137,9 @@ class RunMachine:
         # The drafts of a run under policies are msgpack.
         accepted = state.accepted
         only_json = not accepted.policy_plan
-        self.out = Outbox(visible=accepted.visible, commentary=accepted.commentary, only_json=only_json)
+        self.out = Outbox(
+            visible=accepted.visible, commentary=accepted.commentary, session=accepted.session, only_json=only_json
+        )
         self.effects: list[Effect] = []
         self.reports: list[AttemptReport] = []
         """Of the attempts that ended since they were last collected."""
