@@ -53,6 +53,8 @@ OF_CALL: dict[str, Any] = {"block": 2, "tool_id": "c1", "tool_name": "help"}
 CALL: dict[str, Any] = {"wait": "2.0", "what": "approval", "block": 2, "tool_id": "c1", "tool_name": "pay"}
 CALL_JSON = ',"wait":"2.0","what":"approval","block":2,"tool_id":"c1","tool_name":"pay"'
 HEAD = '"run":"r1","seq":4,"turn":1,"attempt":2'
+IN_SESSION: dict[str, Any] = {**AT, "session": "s1"}
+SESSION_HEAD = HEAD + ',"session":"s1"'
 ERROR = ErrorInfo(
     code="overloaded_error",
     kind="overloaded",
@@ -79,7 +81,7 @@ USAGE_JSON = (
 FULL: list[tuple[PublicEvent, str]] = [
     (
         Chunk(
-            **AT,
+            **IN_SESSION,
             block=3,
             kind="tool_call",
             text='{"ci',
@@ -89,12 +91,12 @@ FULL: list[tuple[PublicEvent, str]] = [
             tool_id="t1",
             tool_name="weather",
         ),
-        '{"type":"chunk",' + HEAD + ',"block":3,"kind":"tool_call","text":"{\\"ci","visible":false,"depth":0,'
+        '{"type":"chunk",' + SESSION_HEAD + ',"block":3,"kind":"tool_call","text":"{\\"ci","visible":false,"depth":0,'
         '"tool_call_part":"input","tool_id":"t1","tool_name":"weather"}',
     ),
     (
         BlockStarted(
-            **AT,
+            **IN_SESSION,
             block=3,
             kind="tool_call",
             tool_id="t1",
@@ -104,27 +106,37 @@ FULL: list[tuple[PublicEvent, str]] = [
             item="a.b",
             phase="q",
         ),
-        '{"type":"block_start",' + HEAD + ',"block":3,"kind":"tool_call","tool_id":"t1","tool_name":"weather",'
+        '{"type":"block_start",' + SESSION_HEAD + ',"block":3,"kind":"tool_call","tool_id":"t1","tool_name":"weather",'
         '"prompt":"p","free_text":true,"item":"a.b","phase":"q"}',
     ),
     (
-        ImagePreview(**AT, block=3, kind="image", index=1, image=ImageRef(media_type="image/png", base64="aGk=")),
-        '{"type":"image_preview",' + HEAD + ',"block":3,"kind":"image","index":1,'
+        ImagePreview(
+            **IN_SESSION, block=3, kind="image", index=1, image=ImageRef(media_type="image/png", base64="aGk=")
+        ),
+        '{"type":"image_preview",' + SESSION_HEAD + ',"block":3,"kind":"image","index":1,'
         '"image":{"media_type":"image/png","base64":"aGk="}}',
     ),
     (
-        ToolProgress(**AT, block=3, tool_id="t1", tool_name="weather", progress=1, total=4, message="one of four"),
-        '{"type":"tool_progress",' + HEAD + ',"block":3,"tool_id":"t1","tool_name":"weather","progress":1,"total":4,'
+        ToolProgress(
+            **IN_SESSION, block=3, tool_id="t1", tool_name="weather", progress=1, total=4, message="one of four"
+        ),
+        '{"type":"tool_progress",'
+        + SESSION_HEAD
+        + ',"block":3,"tool_id":"t1","tool_name":"weather","progress":1,"total":4,'
         '"message":"one of four"}',
     ),
     (
-        BlockProgress(**AT, block=3, kind="server_tool", status="searching", tool_id="t1", tool_name="web_search"),
-        '{"type":"block_progress",' + HEAD + ',"block":3,"kind":"server_tool","status":"searching","tool_id":"t1",'
+        BlockProgress(
+            **IN_SESSION, block=3, kind="server_tool", status="searching", tool_id="t1", tool_name="web_search"
+        ),
+        '{"type":"block_progress",'
+        + SESSION_HEAD
+        + ',"block":3,"kind":"server_tool","status":"searching","tool_id":"t1",'
         '"tool_name":"web_search"}',
     ),
     (
         BlockComplete(
-            **AT,
+            **IN_SESSION,
             block=3,
             kind="tool_call",
             content="c",
@@ -167,7 +179,7 @@ FULL: list[tuple[PublicEvent, str]] = [
             cut=True,
             provider_extra=[{"name": "citation"}],
         ),
-        '{"type":"block_complete",' + HEAD + ',"block":3,"kind":"tool_call","content":"c","tool_id":"t1",'
+        '{"type":"block_complete",' + SESSION_HEAD + ',"block":3,"kind":"tool_call","content":"c","tool_id":"t1",'
         '"tool_name":"weather","arguments":"{\\"city\\":\\"Brno\\"}","input":{"city":"Brno"},"input_error":"no JSON",'
         '"free_text":true,"is_error":true,"signature":"sig","opaque":{"item_id":"fc_1","api":"openai-responses"},'
         '"opaque_blobs":{"encrypted":"sha256:03"},"item":"gemini.executableCode","phase":"commentary","image":{"media_type":"image/png","blob_id":"sha256:00","base64":"aGk=",'
@@ -178,7 +190,7 @@ FULL: list[tuple[PublicEvent, str]] = [
     ),
     (
         Started(
-            **AT,
+            **IN_SESSION,
             provider="anthropic",
             model="m",
             metadata={"call": 7},
@@ -187,25 +199,33 @@ FULL: list[tuple[PublicEvent, str]] = [
             participant="Claude",
             parent="r",
         ),
-        '{"type":"started",' + HEAD + ',"provider":"anthropic","model":"m","metadata":{"call":7},'
+        '{"type":"started",' + SESSION_HEAD + ',"provider":"anthropic","model":"m","metadata":{"call":7},'
         '"fallback":[' + OTHER_JSON + '],"notes":["n"],"participant":"Claude","parent":"r"}',
     ),
     (
-        Retrying(**AT, error=ERROR, next_attempt=3, delay_ms=500, drop_from=2, continues=True, fallback=OTHER),
-        '{"type":"retrying",' + HEAD + ',"error":' + ERROR_JSON + ',"next_attempt":3,"delay_ms":500,"drop_from":2,'
+        Retrying(**IN_SESSION, error=ERROR, next_attempt=3, delay_ms=500, drop_from=2, continues=True, fallback=OTHER),
+        '{"type":"retrying",'
+        + SESSION_HEAD
+        + ',"error":'
+        + ERROR_JSON
+        + ',"next_attempt":3,"delay_ms":500,"drop_from":2,'
         '"continues":true,"fallback":' + OTHER_JSON + "}",
     ),
     (
-        Restarted(**AT, error=ERROR, next_attempt=3, delay_ms=500, drop_from=2),
-        '{"type":"restarted",' + HEAD + ',"error":' + ERROR_JSON + ',"next_attempt":3,"delay_ms":500,"drop_from":2}',
+        Restarted(**IN_SESSION, error=ERROR, next_attempt=3, delay_ms=500, drop_from=2),
+        '{"type":"restarted",'
+        + SESSION_HEAD
+        + ',"error":'
+        + ERROR_JSON
+        + ',"next_attempt":3,"delay_ms":500,"drop_from":2}',
     ),
     (
-        Answering(**AT, model="m-2", response_id="r1", provider="p"),
-        '{"type":"answering",' + HEAD + ',"model":"m-2","response_id":"r1","provider":"p"}',
+        Answering(**IN_SESSION, model="m-2", response_id="r1", provider="p"),
+        '{"type":"answering",' + SESSION_HEAD + ',"model":"m-2","response_id":"r1","provider":"p"}',
     ),
     (
         Waiting(
-            **AT,
+            **IN_SESSION,
             **CALL,
             deadline_ms=9,
             on_deadline="allow",
@@ -216,14 +236,14 @@ FULL: list[tuple[PublicEvent, str]] = [
             tenant="t",
         ),
         '{"type":"waiting",'
-        + HEAD
+        + SESSION_HEAD
         + CALL_JSON
         + ',"deadline_ms":9,"on_deadline":"allow","arguments":"{}","schema":{"type":"object"},"text":"Sure?"'
         + ',"url":"https://example.com","tenant":"t"}',
     ),
     (
         Resumed(
-            **AT,
+            **IN_SESSION,
             **CALL,
             decision="deny",
             decision_id="d1",
@@ -235,27 +255,27 @@ FULL: list[tuple[PublicEvent, str]] = [
             content="1",
         ),
         '{"type":"resumed",'
-        + HEAD
+        + SESSION_HEAD
         + CALL_JSON
         + ',"decision":"deny","decision_id":"d1","by":"ann","door":"cli","at_ms":5,"reason":"no","arguments":"{}"'
         + ',"content":"1"}',
     ),
     (
-        ChildStarted(**AT, **OF_CALL, child="r1~2"),
-        '{"type":"child_started",' + HEAD + ',"block":2,"tool_id":"c1","tool_name":"help","child":"r1~2"}',
+        ChildStarted(**IN_SESSION, **OF_CALL, child="r1~2"),
+        '{"type":"child_started",' + SESSION_HEAD + ',"block":2,"tool_id":"c1","tool_name":"help","child":"r1~2"}',
     ),
     (
-        ChildEnded(**AT, **OF_CALL, child="r1~2", status="failed", error=ERROR),
+        ChildEnded(**IN_SESSION, **OF_CALL, child="r1~2", status="failed", error=ERROR),
         '{"type":"child_ended",'
-        + HEAD
+        + SESSION_HEAD
         + ',"block":2,"tool_id":"c1","tool_name":"help","child":"r1~2","status":"failed","error":'
         + ERROR_JSON
         + "}",
     ),
     (
-        UsageReported(**AT, usage=USAGE, total=USAGE, model="m-2", response_id="r1", provider="p"),
+        UsageReported(**IN_SESSION, usage=USAGE, total=USAGE, model="m-2", response_id="r1", provider="p"),
         '{"type":"usage",'
-        + HEAD
+        + SESSION_HEAD
         + ',"usage":'
         + USAGE_JSON
         + ',"total":'
@@ -264,7 +284,7 @@ FULL: list[tuple[PublicEvent, str]] = [
     ),
     (
         Completed(
-            **AT,
+            **IN_SESSION,
             finish="stop",
             timing=TIMING,
             finish_raw="end_turn",
@@ -275,22 +295,34 @@ FULL: list[tuple[PublicEvent, str]] = [
             provider_extra=[{"name": "n"}],
             stop_string="END",
         ),
-        '{"type":"completed",' + HEAD + ',"finish":"stop","timing":' + TIMING_JSON + ',"finish_raw":"end_turn","usage":'
+        '{"type":"completed",'
+        + SESSION_HEAD
+        + ',"finish":"stop","timing":'
+        + TIMING_JSON
+        + ',"finish_raw":"end_turn","usage":'
         "" + USAGE_JSON + ',"provider":"p","model":"m-2","response_id":"r1","provider_extra":[{"name":"n"}],'
         '"stop_string":"END"}',
     ),
     (
-        Incomplete(**AT, finish="unknown", timing=TIMING, reason="the stream broke off", error=ERROR),
-        '{"type":"incomplete",' + HEAD + ',"finish":"unknown","timing":' + TIMING_JSON + ',"reason":'
+        Incomplete(**IN_SESSION, finish="unknown", timing=TIMING, reason="the stream broke off", error=ERROR),
+        '{"type":"incomplete",' + SESSION_HEAD + ',"finish":"unknown","timing":' + TIMING_JSON + ',"reason":'
         '"the stream broke off","error":' + ERROR_JSON + "}",
     ),
     (
-        RunFailedEvent(**AT, finish="error", timing=TIMING, error=ERROR),
-        '{"type":"failed",' + HEAD + ',"finish":"error","timing":' + TIMING_JSON + ',"error":' + ERROR_JSON + "}",
+        RunFailedEvent(**IN_SESSION, finish="error", timing=TIMING, error=ERROR),
+        '{"type":"failed",'
+        + SESSION_HEAD
+        + ',"finish":"error","timing":'
+        + TIMING_JSON
+        + ',"error":'
+        + ERROR_JSON
+        + "}",
     ),
     (
-        Cancelled(**AT, finish="unknown", timing=TIMING, reason="barge-in", heard_through=41, heard_characters=7),
-        '{"type":"cancelled",' + HEAD + ',"finish":"unknown","timing":' + TIMING_JSON + ',"reason":"barge-in",'
+        Cancelled(
+            **IN_SESSION, finish="unknown", timing=TIMING, reason="barge-in", heard_through=41, heard_characters=7
+        ),
+        '{"type":"cancelled",' + SESSION_HEAD + ',"finish":"unknown","timing":' + TIMING_JSON + ',"reason":"barge-in",'
         '"heard_through":41,"heard_characters":7}',
     ),
 ]
