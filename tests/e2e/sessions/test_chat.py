@@ -10,7 +10,10 @@ from tests.e2e.sessions.test_sessions import running, sent
 from tests.services.cli.process import fed
 from tests.terminal import CTRL_C, TAB, UP, terminal
 from tests.waiting import eventually
+from tokenbus import HistoryBound
 from tokenbus.bus.keys import Keys
+from tokenbus.testing import LocalBus
+from tokenbus_services.mock_provider import Delivery, Reply, Turn
 
 TALK = ("--provider", "openai-chat", "--model", "talk")
 ANSWERING, READY = "answering, Ctrl-C interrupts", "· /help"
@@ -87,7 +90,7 @@ async def test_the_model_changes_in_the_middle_and_a_fork_has_the_history(
 ) -> None:
     env = settings(tmp_path)
     async with (
-        running(server_url, keys, tmp_path) as (provider, _, _),
+        running(server_url, keys, tmp_path) as (provider, _, bus),
         terminal("chat", "talk", *TALK, "--as", "ada", **env) as first,
     ):
         await first.shows(READY)
@@ -95,12 +98,18 @@ async def test_the_model_changes_in_the_middle_and_a_fork_has_the_history(
         await first.shows("one two three", ANSWERING)
         first.type("/now shorter\r")
         await first.shows("talk > one two three\n", "ada > shorter\n", "talk > answer 1\n", READY)
+        session, bound = bus.session("talk"), HistoryBound(tokens=9000, how="summary")
+        config = await session.configuration()
+        await session.configure(config.request, when_busy="steer", history=bound)
+        first.type("/sessions\r")
+        await first.shows("  talk  ", READY)
         first.type(f"/mod{TAB}anth{TAB}/talk\r")
         await first.shows("  from now on anthropic/talk\n")
         first.type("more\r/model nobody\r")
         await first.shows("ada > more\n", "talk > answer 2\n")
         await first.shows("nobody: not\n")
         assert provider.requests[2].http_request.path.endswith("/v1/messages")
+        assert (await session.configuration()).history == bound
         first.type("/fork other\r")
         await first.shows("a fork: other, anthropic/talk\n", "other · anthropic/talk · /help")
         first.type("/sessions hello\r")
@@ -136,3 +145,20 @@ async def test_lines_of_a_pipe_are_answered_one_after_the_other(server_url: str,
         assert (unknown.code, "nobody: not configured" in unknown.error) == (2, True)
         missing = await fed(b"hello\n", "chat", "q", **env)
         assert (missing.code, "--provider" in missing.error) == (2, True)
+
+
+async def test_what_is_typed_while_rows_stream_leaves_nothing_between_them() -> None:
+    story = Turn(says=Reply(text="\n\n".join(f"row {n}" for n in range(300))), delivery=Delivery(pace=200))
+    with LocalBus() as bus:
+        bus.model_says("tells", story)
+        talk = ("--provider", "openai-chat", "--model", "tells", "--as", "ada")
+        async with terminal("chat", "talk", *talk, **bus.environment) as one:
+            await one.shows(READY)
+            one.type("hello\r")
+            await one.shows("tells > row 0\n")
+            while "row 299\n" not in one.text:
+                one.type("xyz")
+                one.type("\x7f" * 3)
+                await eventually(lambda before=one.text: one.text != before)
+            text = await one.shows("row 299\n", READY)
+    assert told(text) == ["ada > hello", "tells > row 0", *(f"row {n}" for n in range(1, 300))]

@@ -329,7 +329,7 @@ class Conversation:
             {**config.request, **changes},
             when_busy=config.when_busy,
             together=config.together,
-            history_tokens=config.history.tokens if config.history else None,
+            history=config.history,
         )
         await noted_apart("session.configure", session=self.session.name)
 

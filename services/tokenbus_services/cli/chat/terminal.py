@@ -7,7 +7,9 @@ that wait, and who answers.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import Application, run_in_terminal
@@ -16,6 +18,7 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.formatted_text import FormattedText, StyleAndTextTuples
 from prompt_toolkit.history import InMemoryHistory
+from prompt_toolkit.input.vt100 import Vt100Input
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import create_output
 from prompt_toolkit.shortcuts import CompleteStyle, print_formatted_text
@@ -31,6 +34,13 @@ from tokenbus_services.terminal_text import safe
 _REDRAW_S = 0.04
 _WAITING_CHARS = 60
 _STYLE = Style.from_dict({"dim": "ansibrightblack", "bottom-toolbar": "noreverse ansibrightblack"})
+
+
+class _Silent(Vt100Input):
+    """An input that echoes nothing while rows are printed: what is typed then would stay between them for good."""
+
+    def cooked_mode(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 class Terminal:
@@ -64,6 +74,7 @@ class Terminal:
             reserve_space_for_menu=0,
             erase_when_done=True,
             style=_STYLE,
+            input=_Silent(sys.stdin),
             output=self._output,
         )
         self._app = prompt.app
