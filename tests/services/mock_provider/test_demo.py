@@ -10,8 +10,9 @@ from jsonschema_rs import validate
 
 from tests.services.mock_provider.requests import MESSAGES, PATHS, post, serving
 from tokenbus_services.mock_provider import Reply, ToolCall
-from tokenbus_services.mock_provider.demo import DEMO_MODEL, demo_scripts
+from tokenbus_services.mock_provider.demo import DEMO_MODEL, answer, demo_scripts
 from tokenbus_services.mock_provider.demo.own_tools import named_call
+from tokenbus_services.mock_provider.request import ModelRequest
 from tokenbus_services.weather import WEATHER_PARAMETERS, weather
 
 
@@ -35,6 +36,23 @@ def test_the_call_of_the_demo_suits_its_tool() -> None:
     arguments = msgspec.json.decode(call.raw)
     validate(WEATHER_PARAMETERS, arguments)
     assert (call.name, weather(**arguments)["city"]) == ("weather", "Zürich")
+
+
+def test_a_message_that_steers_the_demo_gets_the_weather_all_the_same() -> None:
+    request = ModelRequest(
+        api="anthropic",
+        headers={},
+        body={},
+        model=DEMO_MODEL,
+        stream=True,
+        turn=1,
+        user_text="In Celsius please",
+        tool_results=(msgspec.json.encode(weather(city="Zürich")).decode(),),
+        key="k",
+    )
+    says = answer(request).says
+    assert isinstance(says, Reply)
+    assert says.text.startswith("You wrote meanwhile: “In Celsius please”. Yes, take it along.")
 
 
 SCHEMA: dict[str, Any] = {

@@ -26,6 +26,8 @@ STORY_PACE = 8.0
 """Slow enough to type meanwhile, and to interrupt."""
 _QUOTED_CHARACTERS = 200
 _WEATHER_WORDS = ("umbrella", "weather", "rain")
+_WEATHER = '"wind_kmh"', '"dry_from"'
+"""What the weather tool's result has."""
 _STORY = (
     "A letter was to go from one end of a valley to the other. The old postman carried it himself: over the bridge, "
     "up the hill, and down on the far side. When he slipped and lost it in the river, nobody knew how far he had come, "
@@ -51,6 +53,8 @@ def answer(request: ModelRequest) -> Turn:
     if f'"{WEATHER_TOOL}"'.encode() in tools and any(word in asked for word in _WEATHER_WORDS):
         turns = _conversation().turns
         return turns[-1] if request.tool_results else turns[0]
+    if len(request.tool_results) == 1 and all(word in request.tool_results[0] for word in _WEATHER):
+        return _meanwhile(_conversation().turns[-1], request.user_text)
     if request.tool_results:
         return Turn(
             says=Reply(text=f"The tool returned: {' '.join(request.tool_results)}"), delivery=Delivery(pace=PACE)
@@ -62,6 +66,13 @@ def answer(request: ModelRequest) -> Turn:
     quoted = request.user_text[:_QUOTED_CHARACTERS]
     text = f"This is the mock provider: no key is needed, and no model was asked. You wrote: “{quoted}”."
     return Turn(says=Reply(text=text), delivery=Delivery(pace=PACE))
+
+
+def _meanwhile(turn: Turn, steer: str) -> Turn:
+    """The turn as an answer that a message steered after the call of the weather tool."""
+    assert isinstance(turn.says, Reply)
+    text = f"You wrote meanwhile: “{steer[:_QUOTED_CHARACTERS]}”. {turn.says.text}"
+    return msgspec.structs.replace(turn, says=msgspec.structs.replace(turn.says, text=text))
 
 
 @cache
