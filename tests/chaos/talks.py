@@ -32,8 +32,6 @@ SCRIPT = Script(
     repeat_last=True,
 )
 WRITERS, READERS = 3, 2
-MOST = 40
-"""Appends of one writer."""
 _LONG_S = 900.0
 _PAUSE_S = 0.4
 _READ_S = 20.0
@@ -54,9 +52,10 @@ class Talks:
         judged: bool = False,
         provider: str = "anthropic",
         partitions: int | None = None,
+        most: int = 40,
     ) -> None:
-        """``judged``: the deployment has policies. ``partitions``: of the deployment, if nothing is to be read from
-        it.
+        """``most``: appends of one writer. ``judged``: the deployment has policies. ``partitions``: of the deployment,
+        if nothing is to be read from it.
         """
         self._config = {"provider": provider, "model": MODEL, "on_failure": "restart"}
         self._client = client
@@ -65,6 +64,7 @@ class Talks:
         self._enough = asyncio.Event()
         self._bus = Client(url, prefix=prefix, partitions=partitions, reconnect_s=_LONG_S)
         self._names = [f"talk{n}" for n in range(sessions)]
+        self._most = most
         self._judged = set(self._names[1:2]) if judged else set[str]()
         self._sent: dict[str, list[list[str]]] = {name: [[] for _ in range(WRITERS)] for name in self._names}
         self._got: dict[str, list[list[str]]] = {name: [[] for _ in range(READERS)] for name in self._names}
@@ -134,7 +134,7 @@ class Talks:
         )
 
     async def _write(self, session: Session, writer: int, sent: list[str]) -> None:
-        while not self._enough.is_set() and len(sent) < MOST:
+        while not self._enough.is_set() and len(sent) < self._most:
             append = f"{session.name}-{writer}-{len(sent)}"
             first = self._chance.choices(("I", f"I {guards.MASKED}", f"I {guards.STOP}"), (6, 2, 1))[0]
             item = self._item(f"{first} say {TOKEN}{append}", sent)

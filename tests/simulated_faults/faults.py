@@ -19,7 +19,7 @@ _ERRORS = (
 )
 _DONE_ERROR = _ERRORS[0]
 """What a proxy says of a command that the server has executed."""
-_PAUSES_S = (0.3, 1.0, 2.5)
+_PAUSES_S = (0.1, 0.4, 1.2)
 """Mean times between two faults; a seed has one of them."""
 _SHARES = (0.1, 0.3, 1.0)
 """Shares of the connections that one fault hits."""

@@ -190,7 +190,9 @@ class _ClockOfEachProcess(process_clock.ProcessClock):
         return self._own.ticking()
 
 
-_TALK = Reply(text=talks.SAYS, chunk_size=4)
+_DELTA = 10
+"""Characters."""
+_TALK = Reply(text=talks.SAYS, chunk_size=_DELTA)
 
 
 class Endpoints:
@@ -222,7 +224,7 @@ class Endpoints:
             return _events(mock.stream(_TALK, request))
         if request.model == HELPER:
             run, turn = request.user_text.split()
-            return _events(mock.stream(Reply(text=self._cases[run].result(int(turn)), chunk_size=4), request))
+            return _events(mock.stream(Reply(text=self._cases[run].result(int(turn)), chunk_size=_DELTA), request))
         case = self._cases[request.token]
         calls: tuple[ToolCall, ...] = ()
         if request.turn < len(case.texts) - 1:
@@ -230,7 +232,7 @@ class Endpoints:
             if case.tool == DELEGATE:
                 arguments = {"task": f"{case.run} {request.turn}"}
             calls = (ToolCall(name=case.tool, arguments=arguments),)
-        said = Reply(text=case.texts[request.turn], tool_calls=calls, chunk_size=4)
+        said = Reply(text=case.texts[request.turn], tool_calls=calls, chunk_size=_DELTA)
         return _events(mock.stream(said, request))
 
 
@@ -271,7 +273,7 @@ class Answer(asyncio.Transport):
         chunks = [b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces]
         for chunk in (head.encode(), *chunks, b"0\r\n\r\n"):
             self._loop.call_at(at, self._deliver, chunk, context=self._context)
-            at += self._loop.chance.choice((1e-6, 0.005, 0.02, 0.06))
+            at += self._loop.chance.choice((1e-6, 0.02, 0.1, 0.3))
 
     def _deliver(self, data: bytes) -> None:
         if not self._closed and self._process not in self._loop.dead:

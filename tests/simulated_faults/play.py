@@ -50,7 +50,7 @@ SETTLE_S = 60.0
 """Virtual seconds after the last fault within which all runs end."""
 _KEPT = Path(__file__).with_name("kept.json")
 RUNS = 4
-FAULTS_S = 20.0
+FAULTS_S = 12.0
 KEYS = Keys("tokenbus", PARTITIONS)
 _LOST = ("server_lost_writes", "frames_lost", "lost", "policy_silent")
 """Codes of the errors of runs that a server with lost writes may end."""
@@ -165,6 +165,7 @@ class _Scene:
             talking = Talks(
                 *(server.client, url, KEYS.prefix, chance),
                 sessions=chance.randint(0, 1),
+                most=chance.randint(2, 8),
                 provider=PROVIDER,
                 partitions=PARTITIONS,
             )
@@ -326,7 +327,7 @@ class _Scene:
 
 def _case(chance: random.Random, run: str) -> Case:
     turns = chance.choice((1, 1, 2, 3))
-    texts = [" ".join(f"{run}.{turn}.{word}" for word in range(chance.randint(8, 80))) for turn in range(turns)]
+    texts = [" ".join(f"{run}.{turn}.{word}" for word in range(chance.randint(4, 24))) for turn in range(turns)]
     return Case(
         run=run,
         texts=tuple(texts),

@@ -1,9 +1,10 @@
 """An event loop with virtual time, whose connections go to a real server.
 
-The server is single-threaded. So each command is sent at its virtual time, alone, and PINGs on a connection of the
-loop's own act as a barrier behind it: after them all replies that the command caused are known, those to blocked
-readers too. A blocking read waits without a limit on the server; the virtual clock ends it. The server's clocks are
-virtual as well (clock.c): they stand between two commands.
+The server is single-threaded. So each command is sent at its virtual time, alone, with an ECHO behind it. The server
+writes replies at the end of a turn of its loop, the newest first. So once the ECHO is answered, all replies that the
+command caused are known, those to blocked readers too. Behind a command that may block, PINGs on a connection of the
+loop's own are that barrier. A blocking read waits without a limit on the server; the virtual clock ends it. The
+server's clocks are virtual as well (clock.c): they stand between two commands.
 
 A process may be stopped: its callbacks and what it receives wait until it goes on. What it has sent arrives.
 """
@@ -11,9 +12,11 @@ A process may be stopped: its callbacks and what it receives wait until it goes 
 from __future__ import annotations
 
 import asyncio
+import mmap
 import os
 import random
 import re
+import select
 import selectors
 import socket
 import subprocess
@@ -33,7 +36,11 @@ BASE_S = 1_900_000_000
 
 _BLOCK = re.compile(rb"\r\n(?:BLOCK|block)\r\n\$\d+\r\n(\d+)\r\n")
 _TURN_BYTES = 8 * 1024
+_WRITE_BYTES = 32 * 1024
+"""The server writes more than this of one reply in several turns."""
 _PING = b"*1\r\n$4\r\nPING\r\n"
+_ECHO = b"*2\r\n$4\r\nECHO\r\n$9\r\n\x00answered\r\n"
+_ECHOED = b"$9\r\n\x00answered\r\n"
 
 
 def command(*words: bytes | str | int) -> bytes:
@@ -51,8 +58,10 @@ class VirtualServer:
         """``clock_library``: as `clock_library` builds it. ``directory``: empty."""
         self.path = str(directory / "socket")
         self._binary, self._library, self._directory = binary, clock_library, directory
-        self.clock = (directory / "clock").open("w+b", buffering=0)
-        self.clock.write((BASE_S * 1_000_000).to_bytes(8, "little"))
+        with (directory / "clock").open("w+b") as clock:
+            clock.truncate(8)
+            self.clock = mmap.mmap(clock.fileno(), 8)
+        self.clock[:] = (BASE_S * 1_000_000).to_bytes(8, "little")
         self.kept = 0
         """Bytes in its file when it last said that all is on its disk."""
         self._start()
@@ -209,8 +218,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         selector.loop = self
         self.chance = random.Random(seed)
         self.server = server
-        self.wires: list[Wire] = []
-        """Those that are open at the server."""
+        self.wires: dict[Wire, None] = {}
+        """Those that are open at the server, oldest first."""
+        self._by_file: dict[int, Wire] = {}
+        self._readable = select.epoll()
         self.trace = sha1(usedforsecurity=False)
         """Of every message, its connection and its time. Sizes depend on the ids that the server gives."""
         self.messages = 0
@@ -268,8 +279,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def tell_time(self) -> None:
         """Set the server's clock."""
-        self.server.clock.seek(0)
-        self.server.clock.write(int((BASE_S + self.now) * 1_000_000).to_bytes(8, "little"))
+        self.server.clock[:] = int((BASE_S + self.now) * 1_000_000).to_bytes(8, "little")
 
     def control(self, *commands: bytes) -> bytes:
         """Send these commands at once, and return their replies, which must be short lines."""
@@ -280,17 +290,38 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             replies += self._control.recv(1 << 16)
         return replies
 
-    def collect(self, size: int = 0) -> None:
-        """Take in every reply to a command of this size, which the server reads in turns of `_TURN_BYTES`. It writes in
-        turns, too.
-        """
-        for _ in range(1 + size // _TURN_BYTES):
-            self.control(_PING)
-        self.control(_PING)
-        while [wire for wire in [*self.wires] if wire.receive()]:
-            self.control(_PING)
-        for wire in [*self.wires]:
+    def collect(self, *begun: Wire) -> None:
+        """Take in every reply that the server writes, and pass it on. ``begun``: those that have some of theirs."""
+        received = {wire.order: wire for wire in begun}
+        more = True
+        while more:
+            more = False
+            for file, _ in self._readable.poll(0):
+                wire = self._by_file[file]
+                received[wire.order] = wire
+                try:
+                    more = wire.receive() > _WRITE_BYTES or more
+                except OSError:
+                    wire.cut()
+            if more:
+                self.control(_PING)
+        for _, wire in sorted(received.items()):
             wire.pass_on()
+
+    def join(self, wire: Wire) -> None:
+        """Collect what the server sends to it."""
+        self.wires[wire] = None
+        self._by_file[wire.socket.fileno()] = wire
+        self._readable.register(wire.socket, select.EPOLLIN)
+
+    def leave(self, wire: Wire) -> None:
+        """Close it at the server."""
+        if wire in self.wires:
+            del self.wires[wire]
+            self._readable.unregister(wire.socket)
+            del self._by_file[wire.socket.fileno()]
+            wire.socket.close()
+            self.control(_PING)  # the server forgets it, and what it waits for, at the end of a turn
 
     def connected(self) -> socket.socket:
         """A connection to the server."""
@@ -376,11 +407,14 @@ class Wire(asyncio.Transport):
         self._on_way = 0
         self._closed = False
         self._blocked = 0
+        """How many of its commands were blocking ones, or answered."""
+        self._waits = False
+        """It may be blocked at the server."""
         self.socket = loop.connected()
         self.socket.sendall(command("CLIENT", "ID"))
         self._id = int(self.socket.recv(64)[1:-2])
-        self.socket.setblocking(False)
-        loop.wires.append(self)
+        self.order = next(_numbers)
+        loop.join(self)
 
     @property
     def is_open(self) -> bool:
@@ -415,34 +449,37 @@ class Wire(asyncio.Transport):
             self._blocked += 1
             loop.call_later(int(blocks[1]) / 1000, self._unblock, self._blocked, context=loop.network)
         loop.tell_time()
-        self.socket.setblocking(True)
+        durable = b"\r\nWAITAOF\r\n" in data
         try:
-            self.socket.sendall(data)
+            if blocks or durable or self._waits:
+                self._waits = self._waits or bool(blocks)
+                self.socket.sendall(data)
+                for _ in range(2 + 2 * durable + len(data) // _TURN_BYTES):
+                    loop.control(_PING)
+                loop.collect()
+            else:
+                self.socket.sendall(data + _ECHO)
+                while not self._received.endswith(_ECHOED):
+                    self.receive()
+                self._received = self._received.removesuffix(_ECHOED)
+                loop.collect(self)
         except OSError:
             self.cut()
-            return
-        self.socket.setblocking(False)
-        loop.collect(len(data))
-        if b"\r\nWAITAOF\r\n" in data:
+        if durable:
             loop.server.kept = loop.server.written
 
     def _unblock(self, number: int) -> None:
         if number == self._blocked and self in self._loop.wires:
             self._loop.control(command("CLIENT", "UNBLOCK", self._id, "TIMEOUT"))
+            self._loop.control(_PING)  # the server wrote the reply of the unblocked one after that of this command
             self._loop.collect()
 
-    def receive(self) -> bool:
-        """Take in what the server has sent. Whether there was anything."""
-        try:
-            data = self.socket.recv(1 << 22)
-        except BlockingIOError:
-            return False
-        except OSError:
-            data = b""
-        if not data:
-            self.cut()
+    def receive(self) -> int:
+        """Take in what the server has sent. Returns the number of bytes."""
+        if not (data := self.socket.recv(1 << 22)):
+            raise ConnectionResetError("the server closed a connection")
         self._received += data
-        return True
+        return len(data)
 
     def pass_on(self) -> None:
         """Send on what was received, as one piece: in how many the server wrote it is no part of a play."""
@@ -450,6 +487,7 @@ class Wire(asyncio.Transport):
         if not data:
             return
         self._blocked += 1
+        self._waits = False
         if self.error_instead:
             data, self.error_instead = b"-%b\r\n" % self.error_instead, b""
         if not self.silent:
@@ -467,7 +505,7 @@ class Wire(asyncio.Transport):
 
     def cut(self) -> None:
         """Reset the connection: what is on its way to the server is lost, too."""
-        self._leave()
+        self._loop.leave(self)
         self._close(ConnectionResetError("simulated"))
 
     def lose_replies(self) -> None:
@@ -487,12 +525,7 @@ class Wire(asyncio.Transport):
 
     def _end_if_done(self) -> None:
         if self._closed and not self._on_way:
-            self._leave()
-
-    def _leave(self) -> None:
-        if self in self._loop.wires:
-            self._loop.wires.remove(self)
-            self.socket.close()
+            self._loop.leave(self)
 
     def is_closing(self) -> bool:
         return self._closed
