@@ -76,7 +76,7 @@ test-docker: setup
 
 # Random histories of the protocol against the real scripts, in any number: EXAMPLES=
 model: setup
-	MODEL_EXAMPLES=$(or $(EXAMPLES),2000) $(BIN)/python -m pytest tests/model -k random_histories
+	MODEL_EXAMPLES=$(or $(EXAMPLES),2000) $(BIN)/python -m pytest tests/model -k "random_histories or one_fate or one_order"
 
 # Coverage-guided, on the provider decoders. If atheris cannot be installed, it says so and stops.
 fuzz: setup

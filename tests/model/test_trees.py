@@ -1,0 +1,306 @@
+"""A tree of runs has one order, each call begins one run, and an end takes all below it along, in any interleaving.
+
+Two parsers, of which one may be a zombie, on the real scripts; executors that look twice, and cancels at any time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Generator
+from typing import Any, cast
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+
+from tests.e2e import judge
+from tests.model.actors import TTL_MS, StageWorker, Wire
+from tests.model.oracle import log_of
+from tests.run_calls import accept_call, cancel_call
+from tests.servers import binary
+from tests.unit.core.run.script import accepted, call, text
+from tokenbus.bus import scripts
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.run_record import ENDED, RunLifetimes, call_field, child_field, status_of
+from tokenbus.bus.scripts.script import LuaScript, declared
+from tokenbus.bus.stage import checkpoints
+from tokenbus.events import normalized as n
+from tokenbus.events.child_runs import parent_call
+from tokenbus.events.frames import (
+    CONTROL_ATTEMPT,
+    BusEvent,
+    CancelRequested,
+    ChildEnd,
+    Control,
+    EventFrame,
+    ToolReturned,
+    encode,
+    tool_decoder,
+)
+from tokenbus_services.parser.logic import ParserLogic
+from tokenbus_services.process.embedded_server import EmbeddedServer
+
+KEYS = Keys("trees", 1)
+ROOT = "a"
+TREE: dict[str, tuple[str, ...]] = {ROOT: ("a~0", "a~1"), "a~0": (), "a~1": ("a~1~0",), "a~1~0": ()}
+"""The runs, each with those that its calls begin."""
+EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "30"))
+LIFE = RunLifetimes(TTL_MS, TTL_MS, TTL_MS)
+BEGINS = {"f": 60_000}
+
+runs = st.sampled_from(sorted(TREE))
+names = st.sampled_from(["first", "second"])
+
+
+def frames_of(run: str) -> list[tuple[int, list[BusEvent]]]:
+    """What the provider sends, frame by frame, each with its turn."""
+    ends: list[BusEvent] = [*text(0, f"{run} is ", "done."), n.Done("stop")]
+    if not TREE[run]:
+        return [(0, ends[:2]), (0, ends[2:])]
+    calls = [event for block in range(len(TREE[run])) for event in call(block, f"{run}.{block}", "f", "{}")]
+    return [(0, [*calls, n.Done("tool_use")]), (1, ends)]
+
+
+class Trees(RuleBasedStateMachine):
+    """One run with two children, of which one has another."""
+
+    wire: Wire
+    """Set by the test."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wire.redis.flushdb()
+        topics = ("visible", "chunks", "blocks")
+        self.workers = {
+            name: StageWorker(
+                self.wire,
+                KEYS,
+                name=name,
+                group="parser",
+                topic="events",
+                logic=lambda: ParserLogic(0, KEYS, topics=topics, lifetimes=LIFE),
+            )
+            for name in ("first", "second", "last")
+        }
+        self.said = Counter[str]()
+        """Frames of each run that were sent."""
+        self.accepted = Counter[str]()
+        self._accept(ROOT)
+
+    def _accept(self, run: str) -> None:
+        of_parent: dict[str, Any] = {}
+        if above := parent_call(run):
+            parent, block = above
+            of_parent = {"parent": parent, "parent_call": call_field(block), "parent_child": child_field(block)}
+        begun = EventFrame(0, CONTROL_ATTEMPT, 1, [accepted(tools=["f"], begins_runs=BEGINS)])
+        frame, work = encode(begun), b"w"
+        reply = self.wire.run(accept_call(KEYS, run, frame=frame, work=work, ttl_ms=TTL_MS, **of_parent))
+        self.accepted[run] += reply == b"new"
+
+    def _field(self, run: str, field: str) -> bytes | None:
+        return self.wire.redis.hget(KEYS.run(run), field)
+
+    # --- what happens at any time -----------------------------------------------------------------------------------
+
+    @rule(run=runs)
+    def look(self, run: str) -> None:
+        """An executor has an entry for the call that begins this run, maybe not for the first time."""
+        self._look(run)
+
+    def _look(self, run: str) -> bool:
+        """Publish the run, or deliver its result. Whether anything came of it."""
+        if (above := parent_call(run)) is None:
+            return False
+        works = [
+            tool_decoder.decode(data)
+            for _, fields in self.wire.redis.xrange(KEYS.topic(0, "tools"))
+            for data in fields.values()
+        ]
+        if not any(work.child == run for work in works):
+            return False
+        parent, block = above
+        status = status_of(self._field(run, "status"))
+        if status is None:
+            before = self.accepted[run]
+            self._accept(run)
+            return self.accepted[run] > before
+        if status not in ENDED or not self._field(parent, call_field(block)):
+            return False
+        end = ChildEnd(cast("str", status))  # type: ignore[arg-type]
+        words = judge.text(log_of(self.wire.redis, KEYS, run))
+        returned = ToolReturned(block, words, is_error=status != "completed", child_end=end)
+        return bool(
+            self.wire.run(
+                scripts.tool_result(
+                    KEYS.run(parent),
+                    KEYS.topic(0, "events"),
+                    KEYS.lease(0, "parser"),
+                    run=parent,
+                    block=block,
+                    attempt=1,
+                    frame=encode(EventFrame(0, CONTROL_ATTEMPT, 6, [returned])),
+                )
+            )
+        )
+
+    @rule(run=runs)
+    def say(self, run: str) -> None:
+        """The provider's next frame of a run arrives."""
+        self._say(run)
+
+    def _say(self, run: str) -> bool:
+        """Whether there was one."""
+        frames = frames_of(run)
+        if self.said[run] == len(frames):
+            return False
+        turn, events = frames[self.said[run]]
+        if self._field(run, "status") is None or int(self._field(run, "attempt") or 0) != turn + 1:
+            return False
+        self.said[run] += 1
+        self.wire.redis.xadd(KEYS.topic(0, "events"), {run: encode(EventFrame(turn, turn + 1, 2, events))})
+        return True
+
+    @rule(run=runs)
+    def cancel(self, run: str) -> None:
+        if self.accepted[run]:
+            frame = encode(EventFrame(0, CONTROL_ATTEMPT, 5, [CancelRequested("enough")]))
+            self.wire.run(cancel_call(KEYS, run, frame=frame, told=encode(Control(run)), awaited_ms=TTL_MS))
+
+    # --- parsers ----------------------------------------------------------------------------------------------------
+
+    @rule(name=names)
+    def follow(self, name: str) -> None:
+        """A parser takes over from one that is thought dead, and may have a commit under way."""
+        if self.workers[name].part is None:
+            self._take(name)
+
+    def _take(self, name: str) -> None:
+        if self.wire.redis.exists(KEYS.lease(0, "parser")):
+            self.wire.redis.hset(KEYS.lease(0, "parser"), "until", 0)
+        worker = self.workers[name]
+        if part := worker.take():
+            worker.recall([run for run in TREE if part.logic.is_open(run)])
+
+    @rule(name=names, count=st.integers(1, 4))
+    def work(self, name: str, count: int) -> None:
+        worker = self.workers[name]
+        if worker.part and not worker.pending:
+            worker.prepare(count)
+
+    @rule(name=names, reply_lost=st.booleans())
+    def commit(self, name: str, reply_lost: bool) -> None:
+        if self.workers[name].pending:
+            self.workers[name].send(reply_lost=reply_lost)
+
+    @rule(name=names)
+    def die(self, name: str) -> None:
+        self.workers[name].crash()
+
+    # --- what holds -------------------------------------------------------------------------------------------------
+
+    def teardown(self) -> None:
+        """Nobody disturbs any more: what has ended takes those below it along, and the rest goes on to its end."""
+        self._take("last")
+        last = self.workers["last"]
+        going = True
+        while going:
+            while last.prepare(100):
+                assert last.send(reply_lost=False) == "ok"
+            statuses = {run: status_of(self._field(run, "status")) for run in TREE}
+            for run, below in TREE.items():
+                left = [child for child in below if statuses[run] in ENDED and statuses[child] == "open"]
+                assert not left, f"{run} has ended, and {left} go on"
+            steps = [each(run) for each in (self._say, self._look) for run in TREE]
+            going = any(steps)
+        self._check()
+
+    def _check(self) -> None:
+        redis = self.wire.redis
+        logs = {run: log_of(redis, KEYS, run) for run in TREE if redis.exists(KEYS.log(run))}
+        assert logs.keys() == {run for run, count in self.accepted.items() if count}
+        assert max(self.accepted.values()) == 1, "a call begins one run"
+        for run, log in logs.items():
+            judge.check(log)
+            words = {f"{run}.{block}": logs.get(child) for block, child in enumerate(TREE[run])}
+            for event in log:
+                if event["type"] == "block_complete" and event["kind"] == "tool_result" and not event.get("is_error"):
+                    assert event["content"] == judge.text(words[event["tool_id"]] or [])
+        entries = [e for _, fields in redis.xrange(KEYS.tree(ROOT)) for e in fields.items()]
+        begun = any(event["type"] == "child_started" for event in logs[ROOT])
+        assert begun == bool(entries)
+        if entries:
+            judge.check_tree([(run.decode(), value.decode()) for run, value in entries], logs)
+
+
+@pytest.fixture(scope="module")
+def wire() -> Generator[Wire]:
+    with EmbeddedServer(binary=binary(), options={"stream-node-max-entries": "1"}) as server:
+        yield Wire(server.url)
+
+
+@pytest.fixture(autouse=True)
+def short_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints after a few entries, so that runs that wait for a child are restored from one."""
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_SPAN", 300)
+    monkeypatch.setattr(checkpoints, "MAX_CHECKPOINT_SPAN", 600)
+
+
+def explore(wire: Wire, examples: int) -> None:
+    run_state_machine_as_test(
+        cast("type[Trees]", type("Model", (Trees,), {"wire": wire})),
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+            database=None,
+            report_multiple_bugs=False,
+        ),
+    )
+
+
+@pytest.mark.timeout(0)
+def test_a_tree_has_one_order_and_ends_as_one(wire: Wire) -> None:
+    explore(wire, EXAMPLES)
+
+
+def short_story(wire: Wire) -> None:
+    """One child runs and one is asked for when the root is cancelled."""
+    story = cast("type[Trees]", type("Model", (Trees,), {"wire": wire}))()
+
+    def applied() -> None:
+        story.work("first", 4)
+        story.commit("first", reply_lost=False)
+
+    story.follow("first")
+    applied()
+    story.say(ROOT)
+    applied()
+    story.look("a~0")
+    applied()
+    story.say("a~0")
+    applied()
+    story.cancel(ROOT)
+    applied()
+    story.look("a~1")
+    story.teardown()
+
+
+BROKEN = {
+    "a child begins after its parent's end": ("accept", "parent[1] ~= 'open' or not parent[2]", "not parent[2]"),
+    "an end leaves those below it alone": ("commit", "if h and h[1] == 'open' then", "if false then"),
+    "events have no place in the order": ("commit", "redis.call('XADD', key, 'NOMKSTREAM'", "redis.call('EXISTS', key"),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_script_is_found(wire: Wire, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    short_story(wire)
+    name, part, instead = BROKEN[what]
+    whole = declared[name].script.text
+    assert part in whole, "the script is another by now"
+    monkeypatch.setattr(declared[name], "script", LuaScript(name, lambda: whole.replace(part, instead)))
+    with pytest.raises(AssertionError):
+        short_story(wire)
