@@ -28,7 +28,7 @@ from obstore.store import ObjectStore
 
 from tokenbus.blobs import blob_id_from_digest, parse_blob_id
 from tokenbus.errors import BlobError, BlobNotFound, BlobRefused, BlobTooLarge
-from tokenbus.events.requests import RunId
+from tokenbus.events.requests import is_run_id
 from tokenbus.events.run_info import RunInfo
 from tokenbus_services.blobs.archive_format import HEAD_BYTES, PIECE_BYTES, Reader, Writer
 from tokenbus_services.blobs.archive_keys import TenantKeys, tenant_ref
@@ -324,7 +324,7 @@ class Archive:
         return chosen
 
     async def _places(self, run: str) -> set[Place]:
-        if not _is_run(run):
+        if not is_run_id(run):
             raise BlobRefused("run", "not a run id")
         with store_errors("archive"):
             found = await listed(self._objects, _pointers(run)).collect_async()
@@ -396,14 +396,6 @@ def _info_of(line: bytes) -> RunInfo:
         info = _info.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
         raise BlobRefused("archive", f"the first line is not about a run: {e}") from None
-    if info.ended_ms is None or not 0 < info.ended_ms < 10**13 or not _is_run(info.run):
+    if info.ended_ms is None or not 0 < info.ended_ms < 10**13 or not is_run_id(info.run):
         raise BlobRefused("archive", "the first line is not about a run that has ended")
     return info
-
-
-def _is_run(text: str) -> bool:
-    try:
-        msgspec.convert(text, RunId)
-    except msgspec.ValidationError:
-        return False
-    return True

@@ -31,7 +31,7 @@ from tokenbus.client.tree_reader import TreeCursor, TreeReader, TreeStep
 from tokenbus.core.request.bounds import is_traceparent, tenant_of
 from tokenbus.errors import ServerError
 from tokenbus.events.public import PublicEvent, Started, blobs_of
-from tokenbus.events.requests import MAX_RUN_ID_CHARS, Generate, Message, RunId, WhenBusy
+from tokenbus.events.requests import MAX_RUN_ID_CHARS, Generate, Message, WhenBusy, is_run_id
 from tokenbus_services.gateway import idempotency
 from tokenbus_services.gateway.archived_runs import ArchivedRuns
 from tokenbus_services.gateway.audit import Changes
@@ -568,14 +568,6 @@ def note_in(metadata: dict[str, object] | None) -> GatewayNote | None:
         return msgspec.convert(found, GatewayNote) if found is not None else None
     except msgspec.ValidationError:
         return None
-
-
-def is_run_id(text: str) -> bool:
-    try:
-        msgspec.convert(text, RunId)
-    except msgspec.ValidationError:
-        return False
-    return True
 
 
 def not_found(run: str) -> Refusal:

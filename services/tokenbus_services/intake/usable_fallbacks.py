@@ -8,6 +8,7 @@ from typing import Protocol
 import msgspec
 
 from tokenbus.blobs import plain_media_type
+from tokenbus.core.image_header import decoded_size
 from tokenbus.core.request.bounds import tenant_of
 from tokenbus.core.request.validate import request_for
 from tokenbus.errors import RequestInvalid, SettingsError, TokenbusError
@@ -28,7 +29,7 @@ from tokenbus.events.requests import (
 from tokenbus.providers.api import Built
 from tokenbus.providers.media import MediaLimits
 from tokenbus_services.media.locate import Media, media_of, request_with
-from tokenbus_services.media.provider_limits import base64_bytes, check_media, limits_of, takes_type
+from tokenbus_services.media.provider_limits import check_media, limits_of, takes_type
 from tokenbus_services.settings import FallbackChoice, FallbackRoute, ProviderSettings
 
 _STUB = "eA=="
@@ -209,7 +210,7 @@ def _reason(limits: MediaLimits, image: ImagePart) -> str | None:
         return None
     if not takes_type(source.media_type, limits.image_types):
         return f"this provider takes no image of type {plain_media_type(source.media_type)!r}"
-    size = base64_bytes(source.data) if isinstance(source, Base64Source) else source.size_bytes or 0
+    size = decoded_size(source.data) if isinstance(source, Base64Source) else source.size_bytes or 0
     if limits.image_bytes is not None and size > limits.image_bytes:
         return f"it has {size} bytes, this provider takes at most {limits.image_bytes}"
     return None

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import msgspec
 
 from tokenbus.blobs import plain_media_type
+from tokenbus.core.image_header import decoded_size
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.quirks import ApiName
 from tokenbus.events.requests import Base64Source, BlobSource, ImagePart, UrlSource
@@ -45,7 +46,7 @@ def check_media(limits: MediaLimits, media: Iterable[tuple[str, Media]]) -> None
             )
             raise RequestInvalid(f"{where}.source.media_type", problem)
         if isinstance(source, Base64Source):
-            check_size(limits, where, part, base64_bytes(source.data))
+            check_size(limits, where, part, decoded_size(source.data))
         images += is_image and where != MASK
         if limits.images is not None and images > limits.images:
             raise RequestInvalid(where, f"this provider accepts at most {limits.images} images per request")
@@ -69,11 +70,6 @@ def check_body(limits: MediaLimits, size: int) -> None:
     if limits.request_bytes is not None and size > limits.request_bytes:
         problem = f"the request with its media has {size} bytes; this provider accepts at most {limits.request_bytes}"
         raise RequestInvalid("messages", problem)
-
-
-def base64_bytes(data: str) -> int:
-    """Number of bytes encoded by this base64."""
-    return len(data) * 3 // 4 - data[-2:].count("=")
 
 
 def takes_type(media_type: str, types: tuple[str, ...] | None) -> bool:

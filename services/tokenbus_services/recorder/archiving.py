@@ -56,10 +56,13 @@ async def log_lines(server: Server, keys: Keys, info: RunInfo) -> AsyncGenerator
     media = await retry_until_available(server, partial(_media, server, keys, info.run), what="media of a run")
     yield msgspec.json.encode(_Head(**msgspec.structs.asdict(info), blobs=media)) + b"\n"
     begin = "-"
-    while page := await retry_until_available(server, partial(_page, server, keys.log(info.run), begin), what="a log"):
+    while page := await retry_until_available(
+        server, partial(read_page, server, keys.log(info.run), begin), what="a log"
+    ):
         yield b"".join(fields[DATA_FIELD.encode()] + b"\n" for _, fields in page)
         begin = f"({page[-1][0].decode()}"
 
 
-async def _page(server: Server, stream: str, begin: str) -> list[Any]:
+async def read_page(server: Server, stream: str, begin: str) -> list[Any]:
+    """Entries of a stream, from ``begin`` on. Raises redis-py's errors."""
     return await server.client.xrange(stream, begin, "+", count=PAGE)

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import structlog
@@ -34,7 +34,7 @@ from tokenbus.events.frames import ANY_FRAME, history_decoder
 from tokenbus.events.run_info import RunInfo
 from tokenbus_services.blobs.client import archive_of, loader_of
 from tokenbus_services.recorder import record as records
-from tokenbus_services.recorder.archiving import archived, log_lines, to_archive
+from tokenbus_services.recorder.archiving import archived, log_lines, read_page, to_archive
 from tokenbus_services.recorder.record import Record, packed
 from tokenbus_services.runtime.app.service_app import worker_name
 from tokenbus_services.runtime.metrics import DeadLetterMetrics
@@ -401,11 +401,7 @@ async def _fields(server: Server, key: str, names: list[str]) -> dict[str, bytes
 async def _entries(server: Server, stream: str, field: bytes) -> list[bytes]:
     values: list[bytes] = []
     begin = "-"
-    while page := await _page(server, stream, begin):
+    while page := await read_page(server, stream, begin):
         values += [fields[field] for _, fields in page]
         begin = f"({page[-1][0].decode()}"
     return values
-
-
-async def _page(server: Server, stream: str, begin: str) -> list[Any]:
-    return await server.client.xrange(stream, begin, "+", count=PAGE)

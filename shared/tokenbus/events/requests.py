@@ -558,3 +558,11 @@ class ToolResult(_Decision, frozen=True, kw_only=True, tag="tool_result"):
 
 WaitDecision = Approval | Answer | ToolResult
 Request = Generate | Cancel | Append | WaitDecision
+
+
+def is_run_id(text: str) -> bool:
+    try:
+        msgspec.convert(text, RunId)
+    except msgspec.ValidationError:
+        return False
+    return True

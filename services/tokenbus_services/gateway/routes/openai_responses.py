@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from tokenbus.client.decode import is_end
 from tokenbus.errors import CursorTrimmed, RunNotFound
 from tokenbus.events.public import PublicEvent, RunFailedEvent, Started
-from tokenbus.events.requests import Message
+from tokenbus.events.requests import Message, is_run_id
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.http_request import headers_in
@@ -28,7 +28,7 @@ from tokenbus_services.gateway.routes import openai_conversations
 from tokenbus_services.gateway.routes.openai_conversations import REFERENCE, continued, reference_in, stored
 from tokenbus_services.gateway.routes.session_routes import awaited, rejoined
 from tokenbus_services.gateway.routes.sockets.response_socket import ResponseSocket
-from tokenbus_services.gateway.runs import GatewayRun, OwnedRun, is_run_id
+from tokenbus_services.gateway.runs import GatewayRun, OwnedRun
 from tokenbus_services.gateway.surfaces.contract import Answer, GatewayNote, GatewayRequest, Translated
 from tokenbus_services.gateway.surfaces.fields import json_body
 from tokenbus_services.gateway.surfaces.openai_responses import OpenAIResponsesSurface, starting_after
