@@ -31,7 +31,7 @@ class Secret:
         check: Callable[[str], str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Read it. ``check``: returns what is wrong with a value, without the value; empty if nothing is.
+        """Read the secret. ``check``: returns the problem of a value, without quoting it; empty if the value is valid.
 
         Raises SettingsError if the variable and the file's are both set, the file cannot be read or is empty, or
         ``check`` finds something.
@@ -92,7 +92,7 @@ class Secret:
 
 
 def header_problem(value: str) -> str:
-    """A `check`: what is wrong with a value for a header."""
+    """A `check`: why a value cannot be in a header; empty if it can."""
     return "" if value.isascii() and value.isprintable() else "contains characters that are not allowed in a header"
 
 

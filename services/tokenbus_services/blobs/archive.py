@@ -49,7 +49,7 @@ _PLACE = re.compile(r"(\d{6})\.([0-9a-f]{32})\.(\d{13})")
 _LOG = re.compile(rf"{LOGS}/(\d{{6}})/([0-9a-f]{{32}})/(\d{{13}})-([^/]+)")
 _BLOB_ID = re.compile(rb"sha256:[0-9a-f]{64}")
 _ID_BYTES = 70
-"""So many may be at the end of one piece, while the id ends in the next one."""
+"""Characters of an id that may be at the end of one piece while the rest is in the next."""
 _NAMED = re.compile(rf"{BLOBS}/[0-9a-f]{{64}}/\d{{6}}\.([0-9a-f]{{32}})\.(\d{{13}})\..+")
 _info = msgspec.json.Decoder(RunInfo)
 
@@ -313,7 +313,7 @@ class Archive:
         return sorted((day for day in days if day.isdigit()), reverse=newest_first)
 
     async def _next(self, day: str, wanted: Wanted, count: int) -> list[Place]:
-        """The next places of a day, with no more of its names in memory than are returned."""
+        """The next places of a day. Holds no more of its names in memory than it returns."""
         chosen: list[Place] = []
         pick = heapq.nlargest if wanted.newest_first else heapq.nsmallest
         prefix = f"{LOGS}/{day}" if wanted.tenant is None else f"{LOGS}/{day}/{tenant_ref(wanted.tenant)}"

@@ -25,10 +25,10 @@ def tenant_ref(tenant: str) -> str:
 
 
 class TenantKeys:
-    """The keys in a directory; None: there are none."""
+    """The keys in a directory; None if it has no keys."""
 
     def __init__(self, directory: Path | None) -> None:
-        """Raises SettingsError if what is there cannot be used."""
+        """Raises SettingsError if the existing keys cannot be used."""
         self._directory = directory
         if directory is None:
             return

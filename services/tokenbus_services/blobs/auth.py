@@ -12,7 +12,7 @@ from tokenbus_services.settings import BlobSettings
 
 
 def secret_of(name: str, env: Mapping[str, str]) -> Secret:
-    """The token in this variable, or in the file of the variable with `_FILE`; empty if there is none.
+    """The token in this variable, or in the file that the variable with `_FILE` names; empty if neither is set.
 
     Raises SettingsError if it is not valid in a header.
     """

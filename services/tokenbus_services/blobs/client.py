@@ -123,7 +123,7 @@ class HttpBlobs:
         await self._post(blob_id, "lease")
 
     async def lease_for(self, blob_id: str, seconds: float) -> None:
-        """Extend the blob's life to so many seconds from now, if the store allows it. Raises as `lease`."""
+        """Extend the blob's life to this number of seconds from now, if the store allows it. Raises as `lease`."""
         await self._post(blob_id, f"lease?seconds={seconds:.0f}")
 
     async def check(self, blob_id: str) -> None:

@@ -355,7 +355,7 @@ def lease_until(key: str) -> int | None:
 
 
 def latest_lease(keys: Iterable[str]) -> int:
-    """The latest end of these leases; 0 if there are none."""
+    """The latest end of these leases; 0 without leases."""
     return max((until for key in keys if (until := lease_until(key)) is not None), default=0)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def with_server(settings: Settings) -> Settings:
-    """Return the settings with a `redis_url`. Raises SettingsError if there is none."""
+    """Return the settings with a `redis_url`. Raises SettingsError if no server is found."""
     if settings.redis_url:
         return settings
     directory = Path(settings.data_dir)

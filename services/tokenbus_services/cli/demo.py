@@ -203,7 +203,7 @@ class PlainDemo(_Logs):
         print(f"[died] {name} {how}", flush=True)
 
     def all_ready(self) -> None:
-        """Show nothing: each service has had its own line."""
+        """Show nothing: each service already has its own line."""
 
     def on_request(self, request: Generate) -> None:
         print(f"[user] {_question(request)}", flush=True)

@@ -16,7 +16,7 @@ NEWEST = 24
 
 
 class ArchivedRuns:
-    """Reads the archive; everything is None or empty in a deployment without one. All raise ServerError, BlobError."""
+    """Reads the archive. Without one, every answer is None or empty. All methods raise ServerError, BlobError."""
 
     def __init__(self, deployment: Deployment, make_archive: Callable[[], Archive]) -> None:
         self._deployment = deployment

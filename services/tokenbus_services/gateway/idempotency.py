@@ -23,7 +23,7 @@ def run_of(tenant: str, key: str, surface: str) -> str:
 
 
 def hash_of(body: bytes) -> str:
-    """What is kept of the body, to compare it with that of a later request."""
+    """A digest of the body, to compare it with the body of a later request."""
     return sha256(body).hexdigest()[:32]
 
 

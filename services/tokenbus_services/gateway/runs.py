@@ -441,7 +441,7 @@ class GatewayRuns:
             position = f"({entries[-1][0].decode()}"
 
     async def last_event(self, run: str) -> PublicEvent | None:
-        """The newest event of the run; None if there is none yet."""
+        """The newest event of the run; None if it has no event yet."""
         with translated(self.server):
             await locate(self.server, self.keys, run)
             log_key = self.keys.log(run)

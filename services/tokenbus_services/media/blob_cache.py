@@ -117,7 +117,7 @@ class RecentBlobs:
                 await self._loader.lease(blob_id)
 
     async def lease_for(self, blob_id: str, seconds: float) -> None:
-        """Extend the blob's life to so many seconds, if the store can do that. Raises BlobError."""
+        """Extend the blob's life to this number of seconds, if the store can do that. Raises BlobError."""
         parse_blob_id(blob_id)
         if isinstance(self._loader, _LongLeases):
             with _blob_errors():

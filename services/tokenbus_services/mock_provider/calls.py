@@ -44,7 +44,7 @@ class _Path(msgspec.Struct, frozen=True):
 
 
 def answer(http_request: HttpRequest) -> OtherCall | None:
-    """The answer of another path; None for a path that is none of them. Raises Rejected."""
+    """The answer of another path; None if the path is unknown. Raises Rejected."""
     matches = [(path, found) for path in _PATHS if (found := path.route.fullmatch(http_request.path))]
     if not matches:
         return None

@@ -68,7 +68,7 @@ Cuts = Whole | Fixed | Random | Offsets
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a body goes out: each read is one write to a socket without Nagle's delay, and one HTTP chunk."""
+    """How a body is sent: each read is one write to a socket without Nagle's delay, and one HTTP chunk."""
 
     cuts: Cuts = Whole()
     pace: Annotated[float, Meta(gt=0)] | None = None

@@ -1,4 +1,4 @@
-"""uvicorn's WebSocket protocol with limits: on what is received and not complete, and on the time that it may take."""
+"""uvicorn's WebSocket protocol with limits on the size of an incomplete message and on the time it may take."""
 
 from __future__ import annotations
 

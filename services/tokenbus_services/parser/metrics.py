@@ -300,5 +300,5 @@ def tokens(usage: Usage | None) -> dict[str, object]:
 
 
 def without_blanks(fields: Mapping[str, object]) -> dict[str, object]:
-    """Leave out what is unknown."""
+    """Leave out fields without a value."""
     return {name: value for name, value in fields.items() if value is not None}

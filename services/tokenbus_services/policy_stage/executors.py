@@ -38,7 +38,7 @@ MAX_SEPARATE = 4
 APART_S = 60.0
 """How long all runs of a policy that ended or stalled an executor are kept apart from others."""
 MAX_WAIT_S = 60.0
-"""How long a run's policy timeout is kept from expiring while the run waits for an executor of its own."""
+"""How long a run's policy timeout is suspended while the run waits for an executor of its own."""
 FORK_PAUSE_S = 0.5
 
 

@@ -39,7 +39,7 @@ class RunStarts(msgspec.Struct):
     lost_in_shared: int = 0
     """Workers that were lost while the run was in a shared executor."""
     lost_in_own: int = 0
-    """Workers that were lost while the run was in an executor of its own."""
+    """Number of workers lost while the run was in an executor of its own."""
     unexplained: int = 0
     """Its own executors that ended because of an unknown one of its policies."""
 

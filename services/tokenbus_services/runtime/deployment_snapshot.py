@@ -349,7 +349,7 @@ def checked(reply: Any) -> Any:
 
 
 def group_in(reply: Any, name: str) -> dict[str, Any]:
-    """Return what XINFO GROUPS says about this group; empty if there is none."""
+    """Return what XINFO GROUPS says about this group; empty if there is no such group."""
     groups: list[dict[str, Any]] = checked(reply) or []
     nothing: dict[str, Any] = {}
     return next((group for group in groups if group["name"] == name.encode()), nothing)

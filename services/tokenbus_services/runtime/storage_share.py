@@ -33,7 +33,7 @@ class StorageShare:
         self._look_at = 0.0
 
     async def spend(self, tenant: str, size: int) -> None:
-        """Count so many bytes. Raises RequestInvalid if the tenant has no room for them."""
+        """Count these bytes for the tenant. Raises RequestInvalid if it has no room for them."""
         most = await self._most() if tenant and size > 0 else 0
         if not most:
             return

@@ -18,7 +18,7 @@ from tokenbus.core.nearest_name import nearest
 Path: TypeAlias = tuple[str | int, ...]
 """Keys of tables, and indexes of lists."""
 Problem: TypeAlias = tuple[Path, str | inspect.StructType]
-"""What is wrong with a value; of an unknown key: the table that does not have it."""
+"""The problem of a value; for an unknown key, the table that does not have it."""
 
 _KINDS: Final[Mapping[type, str]] = {
     dict: "a table",
@@ -38,7 +38,7 @@ _ANY = "NAME"
 
 
 def problems_of(raw: Mapping[str, Any], kind: type) -> list[tuple[str, str]]:
-    """The place of each wrong value or key, and what is wrong with it; none if ``raw`` converts to ``kind``."""
+    """Where each wrong value or key is, and its problem; empty if ``raw`` converts to ``kind``."""
     root = inspect.type_info(kind)
     return [
         (shown_path(path), problem if isinstance(problem, str) else _unknown_key(path, problem, root))

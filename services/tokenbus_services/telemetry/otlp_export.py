@@ -98,7 +98,7 @@ class OtlpExport:
         self._metrics.record(report, known(attributes), tokens)
 
     def close(self) -> None:
-        """Send the rest. Takes as long as the collector does."""
+        """Send what remains. Takes as long as the collector does."""
         self._processor.shutdown()
         if self._metrics:
             self._metrics.close()
@@ -206,7 +206,7 @@ def readable(trace: RunTrace, span: Span, resource: Resource) -> ReadableSpan:
 
 
 def known(attributes: Mapping[str, Value | None]) -> dict[str, Value]:
-    """Leave out what is unknown."""
+    """Leave out fields without a value."""
     return {name: value for name, value in attributes.items() if value is not None}
 
 

@@ -73,7 +73,7 @@ class RunTracer:
         return trace if trace.sampled else None
 
     def trace_of(self, what: str, traceparent: str) -> RunTrace | None:
-        """The trace that another service began and ``what`` belongs to; None if there is none or it is not sampled."""
+        """The trace, begun by another service, that ``what`` belongs to; None if it is missing or not sampled."""
         trace = remote_trace(what, traceparent)
         return trace if trace and trace.sampled else None
 

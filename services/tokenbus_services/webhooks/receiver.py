@@ -33,7 +33,7 @@ from tokenbus_services.settings import WebhookSettings
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 LOOK_S = 1.0
-"""Longest time between two looks at what is due: another worker may have added it."""
+"""Longest pause between two checks for due deliveries: another worker may have added one."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 3600.0
 """A delivery waits half of its age, within these, so each pause is longer than the one before."""
 LEASE_S = 10.0
@@ -205,7 +205,7 @@ def signed(delivery: Delivery, secrets: list[str], now_s: int) -> dict[str, str]
 
 
 def secret_problem(value: str) -> str:
-    """What is wrong with the secrets, without showing them; empty if nothing is."""
+    """The problem of the secrets, without showing them; empty if they are valid."""
     for secret in value.split():
         with suppress(binascii.Error):
             if secret.startswith(_PREFIX) and len(_key(secret)) >= _LEAST_SECRET_BYTES:

@@ -74,7 +74,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def failure_of(provider: str, model: str, error: ErrorInfo) -> Failure | None:
-    """What is counted of an error; None for that of a single request, or of the run's own deadline."""
+    """The name under which an error is counted; None for an error of the request itself, or the run's own deadline."""
     if error.kind not in PROVIDER_FAULTS or error.code == "deadline":
         return None
     return Failure(provider=provider, model=short(model), kind=error.kind, code=short(error.code), status=error.status)
@@ -179,7 +179,7 @@ def _count(provider: ProviderActivity, what: str, number: int) -> None:
 
 
 UNFINISHED = 1
-"""Newest slots that may still grow: what is counted later goes into a later one."""
+"""Number of newest slots that may still grow."""
 
 
 class ActivitySlots:

@@ -232,7 +232,7 @@ class Keys:
         return f"{self.prefix}:{{gateway}}:held:{key}"
 
     def gateway_counted(self, run: str) -> str:
-        """Hash: what was counted of a run already, and what is reserved for it."""
+        """Hash: what has been counted for a run, and what is reserved for it."""
         return f"{self.prefix}:{{gateway}}:counted:{run}"
 
     def gateway_owner(self, thing: str) -> str:
@@ -240,7 +240,7 @@ class Keys:
         return f"{self.prefix}:{{gateway}}:owner:{thing}"
 
     def gateway_published(self, run: str) -> str:
-        """Text: what is known of a background response that intake has not taken in yet, as JSON."""
+        """Text: a background response that intake has not accepted yet, as JSON."""
         return f"{self.prefix}:{{gateway}}:published:{run}"
 
     def gateway_deleted(self, run: str) -> str:
@@ -272,7 +272,7 @@ class Keys:
         return f"{self.prefix}:{{gateway}}:console:secret"
 
     def console_login(self, nonce: str) -> str:
-        """Text: exists for as long as this login of the console has not ended."""
+        """Text: exists until this login of the console ends."""
         return f"{self.prefix}:{{gateway}}:console:login:{nonce}"
 
     def members(self, group: str) -> str:

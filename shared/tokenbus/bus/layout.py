@@ -121,7 +121,7 @@ async def join_deployment(server: Server, keys: Keys, *, worker: str = "", durab
 
 
 async def read_layout(server: Server, keys: Keys) -> Layout | None:
-    """Return what the deployment has agreed on; None if there is none yet. Raises DeploymentMismatch and redis-py's
+    """Return what the deployment has agreed on; None if nothing is stored yet. Raises DeploymentMismatch and redis-py's
     errors.
     """
     found: list[bytes | None] = await server.client.hmget(keys.meta, list(FIELDS))

@@ -107,7 +107,7 @@ class IndexReader:
 
 
 async def fill(client: Any, sources: Sequence[IndexReader], page: int) -> None:
-    """Read the next page, of so many members, of each set whose last page is used up. Raises redis-py's errors."""
+    """Read the next page of each set whose last page is used up. Raises redis-py's errors."""
     while empty := [source for source in sources if not source.found and not source.exhausted]:
         for at in range(0, len(empty), COMMANDS):
             some = empty[at : at + COMMANDS]

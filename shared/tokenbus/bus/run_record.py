@@ -150,7 +150,7 @@ def children_in(fields: Iterable[bytes]) -> list[int]:
 
 
 def wait_field(wait: str) -> str:
-    """Field that exists while this wait is open: what is waited for (`WaitInfo`), as JSON."""
+    """Field that exists while this wait is open: its `WaitInfo`, as JSON."""
     return f"wait:{wait}"
 
 

@@ -17,7 +17,7 @@ QUEUES: Final[tuple[Queue, ...]] = (("fetcher", "turns"), ("tools", "tools"))
 RECORDER: Final[Queue] = ("recorder", "records")
 """A further queue, if runs are recorded."""
 WEBHOOKS: Final[Queue] = ("webhooks", "notices")
-"""A further queue, if somebody is told by webhook how runs end."""
+"""The further queue of a deployment with webhooks."""
 INTAKE: Final = "intake"
 """The group that reads the inbound stream."""
 GROUPS: Final = (INTAKE, *(name for name, _ in (*STAGES, POLICY, *QUEUES, RECORDER, WEBHOOKS)))

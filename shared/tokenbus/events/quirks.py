@@ -169,7 +169,7 @@ def begins_with(model: str, beginnings: Iterable[str]) -> bool:
 
 
 def text_problem(name: str) -> str | None:
-    """What is wrong with a name (blank, or invisible characters); None if nothing."""
+    """The problem of a name (blank, or invisible characters); None if it is valid."""
     if not name.strip():
         return "it is blank"
     if any(unicodedata.category(char) in _NO_TEXT for char in name):

@@ -396,7 +396,7 @@ class PolicyStream(Generic[C]):
 
     @property
     def pending(self) -> list[asyncio.Future[object]]:
-        """Running deferred work: for each policy, the item that goes out next."""
+        """Running deferred work: for each policy, the next item to go out."""
         return [link.next_work for link in self._links if link.next_work]
 
     async def collect(self) -> list[C]:

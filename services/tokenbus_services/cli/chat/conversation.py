@@ -94,7 +94,7 @@ class Conversation:
 
     @property
     def ask(self) -> Waiting | None:
-        """What is asked: of what nobody decided, that which waits longest."""
+        """The question to ask: the undecided wait that is oldest."""
         return next((ask for key, ask in self.transcript.asks.items() if key not in self.deciding), None)
 
     @property
@@ -258,7 +258,7 @@ class Conversation:
             self.failed.result()
 
     async def _accepted(self, send: Callable[[], Awaitable[T]]) -> T:
-        """Send until it is accepted; it has an id of its own, so repeating it is safe."""
+        """Send until it is accepted. Its id makes repeating it safe."""
         again_s = FIRST_AGAIN_S
         while True:
             try:
@@ -343,7 +343,7 @@ class Conversation:
 
 
 def _last(pieces: list[Piece], messages: int) -> list[Piece]:
-    """The end of a conversation: so many messages, and what followed them."""
+    """The end of a conversation: its last messages, and everything after them."""
     starts = [n for n, piece in enumerate(pieces) if piece.kind == "said"]
     if len(starts) <= messages:
         return pieces

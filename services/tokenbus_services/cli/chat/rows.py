@@ -48,7 +48,7 @@ class Rows:
         return full
 
     def add(self, piece: Piece, width: int) -> None:
-        """Lay a piece out in rows of so many columns. One of an open block goes on where the last ended."""
+        """Lay a piece out in rows of at most that many columns. One of an open block goes on where the last ended."""
         if piece.block is None or piece.block != self._of:
             self.end()
             self._begin(piece)

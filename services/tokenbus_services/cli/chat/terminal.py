@@ -53,7 +53,7 @@ class Terminal:
         """What the input line asks, as it is on the screen."""
         self._begun = False
         self._about: Waiting | None = None
-        """What it asked when the typed line began, if one did."""
+        """The question that was shown when the user began to type, if there is a typed line."""
         self._output = create_output()
         self._app: Application[str]
 

@@ -104,7 +104,7 @@ class Transcript:
         return f"{request.get('provider')}/{request.get('model')}"
 
     def feed(self, step: SessionStep) -> list[Piece]:
-        """Fold in one step; return what it shows."""
+        """Apply one step; return the lines to show."""
         event = step.event
         return self._of_session(event) if isinstance(event, SessionEvent) else self._of_run(event)
 

@@ -71,7 +71,7 @@ class LiveBlocks:
         return tuple(self._open.values())
 
     def feed(self, event: public.PublicEvent) -> list[Done]:
-        """Fold in one event; return what is finished with it."""
+        """Apply one event; return the output that it completes."""
         match event:
             case public.BlockStarted():
                 lines = [event.prompt] if event.prompt else []

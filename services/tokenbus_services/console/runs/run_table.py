@@ -212,7 +212,7 @@ class RunTable:
             known.waiting = waiting.get(run)
 
     def _forget(self, open_ids: set[str], ended_ids: set[str]) -> None:
-        """Drop what is neither listed nor a failure of the last minutes."""
+        """Drop runs that are neither listed nor recent failures."""
         if self._open_count <= len(open_ids):
             for run in [run for run in self._open if run not in open_ids]:
                 del self._open[run]

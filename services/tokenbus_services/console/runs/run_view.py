@@ -118,7 +118,7 @@ def state_after(event: public.PublicEvent) -> State | None:
 
 
 def end_of_text(events: Iterable[public.PublicEvent]) -> str:
-    """The end of the visible text in these events, in order; of thinking if there is none."""
+    """The end of the visible text in these events, in order; the end of the thinking if there is no text."""
     chunks = [event for event in events if isinstance(event, public.Chunk)]
     visible = "".join(chunk.text for chunk in chunks if chunk.visible)
     text = visible or "".join(chunk.text for chunk in chunks if chunk.kind == "thinking")

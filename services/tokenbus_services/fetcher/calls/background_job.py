@@ -196,7 +196,7 @@ class Readings:
 
 
 class LeftJobs:
-    """Cancels jobs that no attempt will read any more. What it does ends by itself within a bound."""
+    """Cancels jobs that no attempt will read any more. Each cancellation ends within a bound."""
 
     def __init__(self, server: Server, keys: Keys, providers: Providers) -> None:
         self._server = server

@@ -37,7 +37,7 @@ TOO_SLOW = "upload_too_slow"
 
 
 class UploadFailed(Exception):
-    """An upload failed; ``error`` is what a provider call would have ended with."""
+    """An upload failed; ``error`` is the error that the provider call would have ended with."""
 
     def __init__(self, error: ErrorInfo) -> None:
         super().__init__(error.message)
@@ -208,7 +208,7 @@ class Flight:
         self._quiet_until = max(self._quiet_until, asyncio.get_running_loop().time() + quiet_s)
 
     async def landed(self) -> ProviderFile:
-        """Wait for its end, with a beat as long as it progresses. Raises what the upload raised."""
+        """Wait until the upload ends, with a beat while it progresses. Raises what the upload raised."""
         assert self.task
         loop = asyncio.get_running_loop()
         while not (await asyncio.wait({self.task}, timeout=IDLE_S))[0]:

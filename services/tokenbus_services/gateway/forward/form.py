@@ -47,7 +47,7 @@ class FormScan:
         self._step: Callable[[bytearray], bool] = self._start
         self.has_model = False
         self.growth = 0
-        """By how many bytes the form has grown."""
+        """How many bytes the form has grown by."""
 
     def feed(self, data: bytes) -> bytes:
         """Add what came. Raises Refusal."""

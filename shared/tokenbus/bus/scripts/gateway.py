@@ -72,7 +72,7 @@ class AdmissionReply(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HoldKeys(msgspec.Struct, frozen=True):
-    """The keys of what is held back for one run."""
+    """The keys of what is reserved for one run."""
 
     counted: str
     held: str

@@ -222,7 +222,7 @@ def _checked(of: Declared) -> str:
 
 
 def _pieces(contract: Contract, known: list[str]) -> Iterator[tuple[Contract, str]]:
-    """The pieces that the contract uses, each once and after those that it uses itself."""
+    """The pieces that the contract uses, each once, after its own dependencies."""
     for name in contract.uses:
         if name not in known:
             known.append(name)

@@ -28,7 +28,7 @@ class Durability(msgspec.Struct, frozen=True):
     """Of requests that name none."""
     replicas: int = 1
     disk: bool = False
-    """In the append-only file of the server, and of so many replicas, flushed to the disk."""
+    """Flushed to disk in the append-only file of the server and of this number of replicas."""
 
     @classmethod
     def decode(cls, text: bytes | None) -> Self | None:

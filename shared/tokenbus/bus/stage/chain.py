@@ -339,7 +339,7 @@ class Chain:
         return True
 
     def _give_up(self, one: AheadFlush) -> None:
-        """Nothing was written, or it is unknown: the state on the server is what counts."""
+        """Nothing was written, or it is unknown whether it was: start again from the state on the server."""
         self._caught_up.pop(one.flush.partition, None)
         for stage, side in self._sides(one):
             stage.reload(side.part)

@@ -1,4 +1,4 @@
-"""An owned partition: its logic, the entries that it applied, and the quarantine of those that it cannot. No IO.
+"""An owned partition: its logic, the entries it has applied, and the quarantine of entries it cannot apply. No IO.
 
 The logic's state in memory is a function of the entries after the low watermark and the checkpoints of runs that began
 before it. `apply` processes new entries and keeps their outputs. `restore` and `replay` rebuild the previous owner's

@@ -106,7 +106,7 @@ class Consumer:
         self.healthy = False
         """Whether the last command reached the server."""
         self.closing = False
-        """Whether no more items may be taken from the server."""
+        """Whether to take no more items from the server."""
         self._keys = keys
         self._items: dict[tuple[str, str], QueueItem] = {}
         self._begun: set[tuple[str, str]] = set()

@@ -78,7 +78,7 @@ class TagMarks:
         return None
 
     def held_from(self, text: str, start: int) -> int:
-        """Start of an incomplete tag at the end of the text; the text's length if there is none."""
+        """Where an incomplete tag at the end of the text begins; the text's length if there is no such tag."""
         at = text.rfind("<", start)
         if at < 0 or len(text) - at >= MAX_TAG:
             return len(text)

@@ -54,7 +54,7 @@ def check_request(request: requests.Request) -> None:
 
 
 def _append_problems(append: requests.Append) -> Iterator[tuple[str, str]]:
-    """What is wrong with an append, besides what its session's configuration makes of it."""
+    """The problems of an append that can be found without its session's configuration."""
     yield from _tenant(append.metadata)
     match append.item:
         case requests.SessionMessage() as item:

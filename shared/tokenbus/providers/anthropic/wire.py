@@ -142,7 +142,7 @@ class RedactedBlock(_Event, tag="redacted_thinking"):
 
 
 class ToolUseBlock(_Event, tag="tool_use", forbid_unknown_fields=False):
-    """A tool call. What is not named here goes back with it."""
+    """A tool call. Fields not listed here are sent back with it."""
 
     id: str
     name: str

@@ -32,7 +32,7 @@ class Place(msgspec.Struct):
     at: int = 0
     """How many characters of the emitted reasoning it has repeated or brought."""
     caught_up: bool = False
-    """It had all of the emitted reasoning once, so that much is certainly no text of its own."""
+    """It once had all of the emitted reasoning, so that part cannot be text of its own."""
     apart: bool = False
     """It brought text that is no repetition of another place, so all of its text is new."""
 
@@ -50,7 +50,7 @@ class EmittedThinking(msgspec.Struct):
     """The latest piece that was no repetition of the one before it, and its place."""
 
     def new_part(self, name: str, text: str) -> str:
-        """Return what is new in the next piece of the place ``name``, and count it as emitted."""
+        """Return the new part of the next piece at the place ``name``, and count it as emitted."""
         place = self.places.setdefault(name, Place())
         rest = self.emitted.rest(text) if not place.brought else None
         place.brought.add(text)
@@ -74,7 +74,7 @@ class EmittedThinking(msgspec.Struct):
         return self._emit(place, text if place.caught_up else first[: place.at] + text)
 
     def rest_of_whole(self, name: str, texts: Sequence[str]) -> list[str]:
-        """Return what is new in each of the texts of a place in a whole message, and count it as emitted.
+        """Return the new part of each text at a place in a whole message, and count it as emitted.
 
         The message may have all reasoning in one place, or that of each place where it came from. If a place
         contradicts what came from it, the emitted text stays.

@@ -221,7 +221,7 @@ def kind_of(item: wire.Item, custom_tools: list[str] | None) -> ItemKind:
 
 
 def tool_of(item: wire.Item) -> str:
-    """The tool of an item that the provider runs; empty if it is none."""
+    """The tool that the provider runs; empty if the item is not a tool's."""
     tool, of_tool, _ = item.type.partition("_call")
     return item.name or (tool if of_tool else "")
 

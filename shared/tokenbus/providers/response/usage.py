@@ -24,7 +24,7 @@ def latest(before: dict[str, object] | None, new: dict[str, object]) -> dict[str
 
 
 def count(usage: dict[str, object], *path: str) -> int | None:
-    """Return the number at a path of fields; None if there is none, or none that an answer can have."""
+    """Return the number at a path of fields; None if it is missing or not a plausible count."""
     value: Any = usage
     for name in path:
         if not isinstance(value, dict):

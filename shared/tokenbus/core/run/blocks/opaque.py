@@ -46,7 +46,7 @@ class OpaqueTracker(msgspec.Struct):
 
     @property
     def notes(self) -> list[dict[str, object]]:
-        """What is missing, as `provider_extra` entries."""
+        """The data that is missing, as `provider_extra` entries."""
         return [{"note": f"{name!r} is too large to be handed on without a blob store"} for name in self.too_large]
 
     @property
