@@ -16,19 +16,11 @@ import httpx
 import msgspec
 import structlog
 
+from tokenbus import errors
 from tokenbus.blob_wire import DEPLOYMENT_ENV, DEPLOYMENT_HEADER, MAX_ANSWER_BYTES, PATH, blob_error, check_deployment
 from tokenbus.blobs import DEFAULT_MEDIA_TYPE, BlobLoader, BlobRef, blob_id_from_digest, parse_blob_id, parse_media_type
 from tokenbus.bus import process_clock
 from tokenbus.client.archive import Archive
-from tokenbus.errors import (
-    BlobCorrupt,
-    BlobError,
-    BlobNotFound,
-    BlobTooLarge,
-    BlobUnauthorized,
-    BlobUnavailable,
-    SettingsError,
-)
 from tokenbus.secret_env import Secret
 from tokenbus_services.blobs.auth import secret_of
 from tokenbus_services.net.http_client import Client
@@ -116,7 +108,7 @@ class HttpBlobs:
         try:
             return msgspec.json.decode(answer, type=BlobRef)
         except msgspec.DecodeError as e:
-            raise BlobUnavailable(PATH, f"the response is not from a blob service: {e}") from e
+            raise errors.BlobUnavailable(PATH, f"the response is not from a blob service: {e}") from e
 
     async def lease(self, blob_id: str) -> None:
         """Extend the blob's life by the maximum duration of a run, from now. Raises BlobNotFound, BlobUnavailable."""
@@ -154,9 +146,9 @@ class HttpBlobs:
             raise self._unavailable(e) from e
         match response.status_code:  # a HEAD response has no body with details
             case HTTPStatus.NOT_FOUND:
-                raise BlobNotFound(blob_id)
+                raise errors.BlobNotFound(blob_id)
             case HTTPStatus.UNAUTHORIZED:
-                raise BlobUnauthorized(blob_id)
+                raise errors.BlobUnauthorized(blob_id)
             case _:
                 pass
         size = response.headers.get("content-length", "")
@@ -196,7 +188,7 @@ class HttpBlobs:
                 await self._check_cut(blob_id)
             raise self._unavailable(e) from e
         if hasher.hexdigest() != digest:
-            raise BlobCorrupt(blob_id, f"the received content is {blob_id_from_digest(hasher.hexdigest())}")
+            raise errors.BlobCorrupt(blob_id, f"the received content is {blob_id_from_digest(hasher.hexdigest())}")
         if held:
             yield held
 
@@ -209,14 +201,14 @@ class HttpBlobs:
         request = self._http.build_request("GET", f"{PATH}/{blob_id}")
         try:
             status, content = await self._send(request, limit=self._max_bytes, wait_s=WAIT_S)
-        except BlobUnavailable:
+        except errors.BlobUnavailable:
             await self._check_cut(blob_id)
             raise
         if status != HTTPStatus.OK:
             raise blob_error(status, content, blob_id)
         found = sha256(content).hexdigest()
         if found != digest:
-            raise BlobCorrupt(blob_id, f"the received content is {blob_id_from_digest(found)}")
+            raise errors.BlobCorrupt(blob_id, f"the received content is {blob_id_from_digest(found)}")
         return content
 
     async def _check_cut(self, blob_id: str) -> None:
@@ -225,9 +217,9 @@ class HttpBlobs:
         """
         try:
             await self.check(blob_id)
-        except BlobCorrupt:
+        except errors.BlobCorrupt:
             raise
-        except BlobError:
+        except errors.BlobError:
             return
 
     async def _send(self, request: httpx.Request, *, limit: int, wait_s: float | None) -> tuple[int, bytes]:
@@ -245,7 +237,7 @@ class HttpBlobs:
                 async for chunk in _in_time(response.aiter_raw()):
                     body += chunk
                     if len(body) > limit:
-                        raise BlobTooLarge(len(body), limit)
+                        raise errors.BlobTooLarge(len(body), limit)
             finally:
                 await response.aclose()
         except (httpx.HTTPError, TimeoutError) as e:
@@ -257,10 +249,10 @@ class HttpBlobs:
         check_deployment(self._deployment, response.headers.get(DEPLOYMENT_HEADER), str(self._http.base_url))
         return response
 
-    def _unavailable(self, error: httpx.HTTPError | TimeoutError) -> BlobUnavailable:
+    def _unavailable(self, error: httpx.HTTPError | TimeoutError) -> errors.BlobUnavailable:
         if isinstance(error, TimeoutError):
-            return BlobUnavailable(str(self._http.base_url), f"it was waited for over {WAIT_S:g} s")
-        return BlobUnavailable(str(self._http.base_url), f"{type(error).__name__} {error}".strip())
+            return errors.BlobUnavailable(str(self._http.base_url), f"it was waited for over {WAIT_S:g} s")
+        return errors.BlobUnavailable(str(self._http.base_url), f"{type(error).__name__} {error}".strip())
 
 
 async def _beginning(response: httpx.Response) -> bytes:
@@ -343,7 +335,7 @@ def _late_is_unavailable() -> Generator[None]:
     try:
         yield
     except TimeoutError as e:
-        raise BlobUnavailable("blobs.loader", str(e) or f"it was waited for over {WAIT_S:g} s") from e
+        raise errors.BlobUnavailable("blobs.loader", str(e) or f"it was waited for over {WAIT_S:g} s") from e
 
 
 async def _given(content: AsyncIterable[bytes], limit: process_clock.Timeout) -> AsyncIterator[bytes]:
@@ -403,8 +395,8 @@ def _factory(path: str) -> Callable[[], Any]:
     return found
 
 
-def _refused(problem: str) -> SettingsError:
-    return SettingsError("settings", "blobs.loader", problem)
+def _refused(problem: str) -> errors.SettingsError:
+    return errors.SettingsError("settings", "blobs.loader", problem)
 
 
 TRIES = 3
@@ -430,19 +422,19 @@ class StoreRetry(Generic[T]):
         """
         clock = process_clock.now
         if clock() < self._cooling_down_until:
-            raise BlobUnavailable("blobs", "the blob store was unavailable a moment ago")
+            raise errors.BlobUnavailable("blobs", "the blob store was unavailable a moment ago")
         began = clock()
         try:
             async with process_clock.timeout(until - began):
                 return await self._store_with_retries(content, media_type)
         except TimeoutError:
-            problem: BlobError = BlobUnavailable("blobs", f"not stored within {clock() - began:.0f} s")
-        except BlobError as e:
+            problem: errors.BlobError = errors.BlobUnavailable("blobs", f"not stored within {clock() - began:.0f} s")
+        except errors.BlobError as e:
             if not e.retryable:
                 raise
             problem = e
         except Exception as e:
-            problem = BlobUnavailable("blobs", f"{type(e).__name__}: {e}")
+            problem = errors.BlobUnavailable("blobs", f"{type(e).__name__}: {e}")
         self._cooling_down_until = clock() + COOL_DOWN_S
         raise problem
 
@@ -450,7 +442,7 @@ class StoreRetry(Generic[T]):
         for _ in range(TRIES - 1):
             try:
                 return await self._store(content(), media_type)
-            except BlobError as e:
+            except errors.BlobError as e:
                 if not e.retryable:
                     raise
             await asyncio.sleep(PAUSE_S)

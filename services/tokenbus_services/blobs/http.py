@@ -28,20 +28,10 @@ import msgspec
 import structlog
 from prometheus_client import CollectorRegistry, Counter
 
+from tokenbus import errors
 from tokenbus.blob_wire import ARCHIVE_PATH, DEPLOYMENT_HEADER, PATH, BlobProblem
 from tokenbus.blobs import DEFAULT_MEDIA_TYPE, BlobRef, parse_media_type
 from tokenbus.bus.liveness import stop_task
-from tokenbus.errors import (
-    BlobError,
-    BlobNotFound,
-    BlobQuotaExceeded,
-    BlobRefused,
-    BlobStoreFull,
-    BlobTooLarge,
-    BlobUnauthorized,
-    BlobUnavailable,
-    TokenbusError,
-)
 from tokenbus.secret_env import Secret
 from tokenbus_services.blobs.auth import admitted
 from tokenbus_services.blobs.store import BlobStore, ByteRange, OutOfRange, part_of
@@ -180,7 +170,7 @@ class BlobRoutes:
         blob_id = blob_id.removesuffix(f"/{what}")
         try:
             if not admitted(dict[bytes, bytes](scope["headers"]).get(b"authorization", b""), self._token):
-                raise BlobUnauthorized(PATH)
+                raise errors.BlobUnauthorized(PATH)
             if method not in allowed:
                 problem = BlobProblem(code="method_not_allowed", message=f"{method} is not allowed for this path")
                 allow = (b"allow", ", ".join(sorted(allowed)).encode())
@@ -202,23 +192,25 @@ class BlobRoutes:
                 await self._get(scope, receive, send, blob_id)
         except ClientGone:
             _log.info("blob_upload_cut")
-        except BlobError as e:
+        except errors.BlobError as e:
             await answer_problem(send, e, self._metrics)
 
     async def _link(self, scope: Scope, blob_id: str) -> BlobLink:
         seconds = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"))).get("seconds", "300")
         if not (re.fullmatch(r"[0-9]{1,4}", seconds) and 1 <= int(seconds) <= MAX_LINK_S):
-            raise BlobRefused("seconds", f"must be 1 to {MAX_LINK_S}")
+            raise errors.BlobRefused("seconds", f"must be 1 to {MAX_LINK_S}")
         return BlobLink(url=await self._store.link(blob_id, seconds=int(seconds)), seconds=int(seconds))
 
     async def _put(self, scope: Scope, receive: Receive, blob_id: str | None) -> BlobRef:
         headers = dict[bytes, bytes](scope["headers"])
         if headers.get(b"content-encoding", b"identity") != b"identity":
-            raise BlobRefused("Content-Encoding", "a blob's address is that of its plain content: send it unencoded")
+            raise errors.BlobRefused(
+                "Content-Encoding", "a blob's address is that of its plain content: send it unencoded"
+            )
         declared = headers.get(b"content-length")
         length = int(declared) if declared is not None and declared.isdigit() else None
         if length is not None and length > self._store.max_bytes:
-            raise BlobTooLarge(length, self._store.max_bytes)
+            raise errors.BlobTooLarge(length, self._store.max_bytes)
         media_type = parse_media_type(headers.get(b"content-type", DEFAULT_MEDIA_TYPE.encode()).decode("latin-1"))
         return await self._store.put(body_of(receive, length, idle_s=self._idle_s), media_type, expected=blob_id)
 
@@ -252,7 +244,7 @@ class BlobRoutes:
                     if gone.done():  # what is sent now goes nowhere, and waits for nobody
                         return
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            except BlobError as e:
+            except errors.BlobError as e:
                 # The head was already sent. An unfinished body makes the server close the connection, so that the
                 # client sees a truncated body rather than wrong bytes as a complete blob.
                 _log.error("blob_read_failed", blob_id=blob_id, code=e.code, problem=str(e))
@@ -264,14 +256,14 @@ class BlobRoutes:
         await send({"type": "http.response.body"})
 
 
-async def answer_problem(send: Send, e: BlobError, metrics: BlobMetrics | None) -> None:
+async def answer_problem(send: Send, e: errors.BlobError, metrics: BlobMetrics | None) -> None:
     """Answer with the error, and report a store that failed."""
-    if isinstance(e, BlobUnavailable):
+    if isinstance(e, errors.BlobUnavailable):
         hint = {"hint": FULL[e.code]} if e.code in FULL else {}
         _log.warning("blob_store_failed", code=e.code, where=e.where, problem=e.problem, **hint)
         if metrics:
             metrics.failed(e)
-    challenge: Headers = [(b"www-authenticate", b"Bearer")] if isinstance(e, BlobUnauthorized) else []
+    challenge: Headers = [(b"www-authenticate", b"Bearer")] if isinstance(e, errors.BlobUnauthorized) else []
     await send_json(send, _status(e), _problem(e), challenge)
 
 
@@ -284,7 +276,7 @@ async def body_of(receive: Receive, declared: int | None, *, idle_s: float = IDL
             async with asyncio.timeout(idle_s):
                 message = await receive()
         except TimeoutError:
-            raise BlobRefused("upload", f"cut off: no data for {idle_s:g} s") from None
+            raise errors.BlobRefused("upload", f"cut off: no data for {idle_s:g} s") from None
         if message["type"] == "http.disconnect":
             raise ClientGone
         chunk: bytes = message.get("body", b"")
@@ -293,7 +285,7 @@ async def body_of(receive: Receive, declared: int | None, *, idle_s: float = IDL
         if chunk:
             yield chunk
     if declared is not None and size != declared:
-        raise BlobRefused("upload", f"received {size} bytes, but Content-Length is {declared}")
+        raise errors.BlobRefused("upload", f"received {size} bytes, but Content-Length is {declared}")
 
 
 def _seconds(scope: Scope) -> int | None:
@@ -301,7 +293,7 @@ def _seconds(scope: Scope) -> int | None:
     if given is None:
         return None
     if not re.fullmatch(r"[0-9]{1,9}", given):
-        raise BlobRefused("seconds", "must be a whole number")
+        raise errors.BlobRefused("seconds", "must be a whole number")
     return int(given)
 
 
@@ -326,28 +318,28 @@ def _matches(scope: Scope, etag: bytes) -> bool:
     return any(tag.strip().removeprefix(b"W/") in {etag, b"*"} for tag in given.split(b","))
 
 
-def _status(e: BlobError) -> HTTPStatus:
+def _status(e: errors.BlobError) -> HTTPStatus:
     match e:
-        case BlobNotFound():
+        case errors.BlobNotFound():
             return HTTPStatus.NOT_FOUND
-        case BlobTooLarge():
+        case errors.BlobTooLarge():
             return HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-        case BlobRefused(where="media type" | "Content-Encoding"):
+        case errors.BlobRefused(where="media type" | "Content-Encoding"):
             return HTTPStatus.UNSUPPORTED_MEDIA_TYPE
-        case BlobRefused():
+        case errors.BlobRefused():
             return HTTPStatus.BAD_REQUEST
-        case BlobUnauthorized():
+        case errors.BlobUnauthorized():
             return HTTPStatus.UNAUTHORIZED
-        case BlobStoreFull():
+        case errors.BlobStoreFull():
             return HTTPStatus.INSUFFICIENT_STORAGE
-        case BlobUnavailable():
+        case errors.BlobUnavailable():
             return HTTPStatus.SERVICE_UNAVAILABLE
         case _:
             return HTTPStatus.INTERNAL_SERVER_ERROR
 
 
-def _problem(e: TokenbusError) -> BlobProblem:
-    if isinstance(e, BlobTooLarge):
+def _problem(e: errors.TokenbusError) -> BlobProblem:
+    if isinstance(e, errors.BlobTooLarge):
         return BlobProblem(code=e.code, message=str(e), size=e.size, limit=e.limit)
     # The client names the blob.
     return BlobProblem(code=e.code, message=getattr(e, "problem", None) or str(e))
@@ -381,10 +373,10 @@ class BlobMetrics:
             "tokenbus_blob_failures", "Requests that the blob store failed.", ["code"], registry=registry
         )
         self._last: tuple[str, float] | None = None
-        for kind in (BlobUnavailable, BlobStoreFull, BlobQuotaExceeded):
+        for kind in (errors.BlobUnavailable, errors.BlobStoreFull, errors.BlobQuotaExceeded):
             self._failures.labels(kind.code)  # at 0 from the start: a rate sees the first failure too
 
-    def failed(self, error: BlobUnavailable) -> None:
+    def failed(self, error: errors.BlobUnavailable) -> None:
         """Count a failure."""
         self._failures.labels(error.code).inc()
         self._last = error.code, time.monotonic()
@@ -400,6 +392,6 @@ class BlobMetrics:
 # What to do about a blob store without room: said by its log and by `tokenbus doctor`.
 
 FULL = {
-    BlobQuotaExceeded.code: "raise blobs.quota_bytes, or lower blobs.ttl_s so that blobs expire sooner",
-    BlobStoreFull.code: "make room where blobs are stored, or lower blobs.ttl_s so that blobs expire sooner",
+    errors.BlobQuotaExceeded.code: "raise blobs.quota_bytes, or lower blobs.ttl_s so that blobs expire sooner",
+    errors.BlobStoreFull.code: "make room where blobs are stored, or lower blobs.ttl_s so that blobs expire sooner",
 }

@@ -29,16 +29,7 @@ from tokenbus.client.subscriptions.cursor import Cursor, EnteredOrIterated, Gaps
 from tokenbus.client.subscriptions.group import SharedSubscription, guarded
 from tokenbus.client.subscriptions.ordered import OrderedSubscription
 from tokenbus.errors import Malformed, ServerUnavailable
-from tokenbus.events.public import (
-    TERMINAL,
-    BlockComplete,
-    Chunk,
-    ChunkTopicEvent,
-    PublicEvent,
-    Restarted,
-    Retrying,
-    UnknownEvent,
-)
+from tokenbus.events import public
 from tokenbus.shaping.sentences import SentenceRules, Sentences
 
 LOOK_S = 0.05
@@ -69,7 +60,7 @@ class Sentence(msgspec.Struct, frozen=True, kw_only=True):
 class BlockSentences:
     """The undelivered text of one block, and the chunks it came in."""
 
-    def __init__(self, rules: SentenceRules, chunk: Chunk) -> None:
+    def __init__(self, rules: SentenceRules, chunk: public.Chunk) -> None:
         self.run, self.block = chunk.run, chunk.block
         self.attempt, self.seq = chunk.attempt, -1
         self.since = 0.0
@@ -77,12 +68,12 @@ class BlockSentences:
         self.look_at = 0.0
         self._text = Sentences(rules)
         self._pause_s = LOOK_S
-        self._pieces: deque[tuple[int, Chunk]] = deque()
+        self._pieces: deque[tuple[int, public.Chunk]] = deque()
         """Chunks not fully delivered, each with its end offset in the block."""
         self._received = 0
         self._delivered = 0
 
-    def add(self, chunk: Chunk, now: float) -> list[tuple[Sentence, list[Chunk]]]:
+    def add(self, chunk: public.Chunk, now: float) -> list[tuple[Sentence, list[public.Chunk]]]:
         self.attempt, self.seq = chunk.attempt, chunk.seq
         self._pause_s = LOOK_S
         self.look_at = now + LOOK_S
@@ -100,23 +91,23 @@ class BlockSentences:
         self._pause_s = min(2 * self._pause_s, LONGEST_LOOK_S)
         self.look_at = now + self._pause_s
 
-    def release(self, now: float) -> list[tuple[Sentence, list[Chunk]]]:
+    def release(self, now: float) -> list[tuple[Sentence, list[public.Chunk]]]:
         self.since = now
         return self._made(self._text.release())
 
-    def end(self) -> list[tuple[Sentence, list[Chunk]]]:
+    def end(self) -> list[tuple[Sentence, list[public.Chunk]]]:
         return self._made(self._text.end())
 
-    def rest(self) -> list[Chunk]:
+    def rest(self) -> list[public.Chunk]:
         """The remaining chunks, which no sentence needs."""
         return [chunk for _, chunk in self._pieces]
 
-    def _made(self, texts: list[str]) -> list[tuple[Sentence, list[Chunk]]]:
-        made: list[tuple[Sentence, list[Chunk]]] = []
+    def _made(self, texts: list[str]) -> list[tuple[Sentence, list[public.Chunk]]]:
+        made: list[tuple[Sentence, list[public.Chunk]]] = []
         for text in texts:
             self._delivered += len(text)
             first = last = self._pieces[0][1]
-            done: list[Chunk] = []
+            done: list[public.Chunk] = []
             ended = 0
             while self._pieces and self._pieces[0][0] <= self._delivered:
                 ended, last = self._pieces.popleft()
@@ -159,7 +150,7 @@ class SentenceSubscription(EnteredOrIterated[Sentence]):
     def __init__(
         self,
         deployment: Deployment,
-        chunks: OrderedSubscription[ChunkTopicEvent] | SharedSubscription[ChunkTopicEvent],
+        chunks: OrderedSubscription[public.ChunkTopicEvent] | SharedSubscription[public.ChunkTopicEvent],
         *,
         rules: SentenceRules,
         hold_s: float,
@@ -176,11 +167,11 @@ class SentenceSubscription(EnteredOrIterated[Sentence]):
         self._auto = ack == "auto"
         self._prefetch = prefetch
         self._runs: dict[tuple[str, int], BlockSentences] = {}
-        self._ready: deque[tuple[Sentence, list[Chunk]]] = deque()
-        self._delivered: dict[int, tuple[Sentence, list[Chunk]]] = {}
+        self._ready: deque[tuple[Sentence, list[public.Chunk]]] = deque()
+        self._delivered: dict[int, tuple[Sentence, list[public.Chunk]]] = {}
         """Per sentence (by identity): the chunks that are done with it."""
         self._last: Sentence | None = None
-        self._next: asyncio.Task[ChunkTopicEvent] | None = None
+        self._next: asyncio.Task[public.ChunkTopicEvent] | None = None
         self._look_at = 0.0
         if isinstance(chunks, SharedSubscription):
             chunks.decode_returned = _returned
@@ -264,11 +255,11 @@ class SentenceSubscription(EnteredOrIterated[Sentence]):
             await self._check_logs(now())
             self._look_at = now() + LOOK_S
 
-    def _add_event(self, chunk: ChunkTopicEvent | Sentence, now: float) -> None:
+    def _add_event(self, chunk: public.ChunkTopicEvent | Sentence, now: float) -> None:
         if isinstance(chunk, Sentence):  # it was given back
-            self._ready.append((chunk, [cast("Chunk", chunk)]))
+            self._ready.append((chunk, [cast("public.Chunk", chunk)]))
             return
-        if isinstance(chunk, UnknownEvent):
+        if isinstance(chunk, public.UnknownEvent):
             self._chunks.ack(chunk)
             return
         key = chunk.run, chunk.block
@@ -330,11 +321,11 @@ def _returned(stream: str, entry: Entry) -> Sentence:
         raise Malformed(f"{stream} {entry[0].decode()}", f"no sentence: {e!r}") from None
 
 
-def events_of(log: str, entries: Iterable[Entry], gaps: Gaps) -> list[PublicEvent]:
+def events_of(log: str, entries: Iterable[Entry], gaps: Gaps) -> list[public.PublicEvent]:
     """The events of a run's log. Entries that are none are counted and skipped, as those of a topic are: they end no
     other run's sentences.
     """
-    events: list[PublicEvent] = []
+    events: list[public.PublicEvent] = []
     for entry in entries:
         try:
             events.append(public_event(log, entry))
@@ -343,17 +334,17 @@ def events_of(log: str, entries: Iterable[Entry], gaps: Gaps) -> list[PublicEven
     return events
 
 
-def run_outcome(block: int, events: list[PublicEvent]) -> Fate:
+def run_outcome(block: int, events: list[public.PublicEvent]) -> Fate:
     """What the events after a chunk, in order, say about its block."""
     for event in events:
         match event:
-            case Chunk() if event.block == block:
+            case public.Chunk() if event.block == block:
                 return "open"
-            case BlockComplete() if event.block == block:
+            case public.BlockComplete() if event.block == block:
                 return "complete"
-            case Retrying() | Restarted() if event.drop_from <= block:
+            case public.Retrying() | public.Restarted() if event.drop_from <= block:
                 return "void"
-            case _ if isinstance(event, TERMINAL):
+            case _ if isinstance(event, public.TERMINAL):
                 return "complete"
             case _:
                 pass

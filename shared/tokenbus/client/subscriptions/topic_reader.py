@@ -22,17 +22,8 @@ from tokenbus.client.decode import TopicEvent
 from tokenbus.client.subscriptions.cursor import OLDEST
 from tokenbus.core.nearest_name import unknown_name
 from tokenbus.errors import CursorTrimmed
+from tokenbus.events import public
 from tokenbus.events.decisions import Decided
-from tokenbus.events.public import (
-    BlockEvent,
-    BlockKind,
-    BlockTopicEvent,
-    Chunk,
-    ChunkTopicEvent,
-    RunTopicEvent,
-    ToolProgress,
-    UnknownEvent,
-)
 
 COUNT = 256
 """Maximum entries per partition and read. The settings do not allow a topic to keep as few."""
@@ -157,7 +148,7 @@ _BlockTopicKind = Literal["block_start", "image_preview", "block_progress", "blo
 _RunKind = Literal[
     "started", "answering", "retrying", "restarted", "usage", "completed", "incomplete", "failed", "cancelled"
 ]
-Kind: TypeAlias = Literal["chunk", "decision"] | _BlockTopicKind | _RunKind | BlockKind
+Kind: TypeAlias = Literal["chunk", "decision"] | _BlockTopicKind | _RunKind | public.BlockKind
 """The name of an event type or of a block kind."""
 K = TypeVar("K", bound=TopicEvent)
 Classes: TypeAlias = type[K] | Collection[type[K]]
@@ -170,17 +161,17 @@ def _tag(kind: Any) -> str:
 
 
 def _tags(union: object) -> frozenset[str]:
-    return frozenset(_tag(kind) for kind in get_args(union) if kind is not UnknownEvent)
+    return frozenset(_tag(kind) for kind in get_args(union) if kind is not public.UnknownEvent)
 
 
 _EVENT_KINDS: dict[SubscribedTopic, frozenset[str]] = {
-    "visible": _tags(ChunkTopicEvent),
-    "chunks": _tags(ChunkTopicEvent),
-    "blocks": _tags(BlockTopicEvent),
-    "runs": _tags(RunTopicEvent),
+    "visible": _tags(public.ChunkTopicEvent),
+    "chunks": _tags(public.ChunkTopicEvent),
+    "blocks": _tags(public.BlockTopicEvent),
+    "runs": _tags(public.RunTopicEvent),
     "decisions": frozenset([_tag(Decided)]),
 }
-_BLOCK_KINDS: frozenset[str] = frozenset(get_args(BlockKind))
+_BLOCK_KINDS: frozenset[str] = frozenset(get_args(public.BlockKind))
 
 
 def kinds_of_topics() -> tuple[dict[SubscribedTopic, frozenset[str]], frozenset[str]]:
@@ -206,17 +197,17 @@ class Selection:
         if kinds is None or named & events:
             self._events = named & events or events
         else:
-            self._events = events - {_tag(ToolProgress)} if named else frozenset[str]()
+            self._events = events - {_tag(public.ToolProgress)} if named else frozenset[str]()
         self._unknown = kinds is None
         self._wants_run = _one_of([runs] if isinstance(runs, str) else runs) if runs is not None else None
 
     def wants(self, event: TopicEvent) -> bool:
         """Whether the subscriber wants this event. Raises whatever the predicate on runs raises."""
-        if isinstance(event, UnknownEvent):
+        if isinstance(event, public.UnknownEvent):
             if not self._unknown:
                 return False
         elif _tag(event) not in self._events or (
-            isinstance(event, Chunk | BlockEvent) and event.kind not in self._blocks
+            isinstance(event, public.Chunk | public.BlockEvent) and event.kind not in self._blocks
         ):
             return False
         return self._wants_run is None or self._wants_run(event.run)

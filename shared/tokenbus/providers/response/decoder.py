@@ -13,18 +13,8 @@ from zlib import crc32
 import msgspec
 
 from tokenbus.errors import Malformed, TooLarge
+from tokenbus.events import normalized as n
 from tokenbus.events.error_info import ErrorInfo
-from tokenbus.events.normalized import (
-    Done,
-    Extra,
-    Failed,
-    FinishReason,
-    Image,
-    Normalized,
-    Start,
-    Terminal,
-    ToolCallStart,
-)
 from tokenbus.providers.response.end_of_stream import cut_inside_event, is_cut_done, is_unfinished
 from tokenbus.providers.response.error_mapping import http_failure, provider_failure, wire_failure
 from tokenbus.providers.response.inline_thinking import InlineThinking
@@ -57,10 +47,10 @@ once, so more would hold up every other run of the worker.
 """
 
 
-class _Events(list[Normalized]):
+class _Events(list[n.Normalized]):
     """What `ResponseDecoder._read` appends to, up to a limit."""
 
-    def append(self, event: Normalized, /) -> None:
+    def append(self, event: n.Normalized, /) -> None:
         """Raises TooLarge over the limit, so that the rest of the provider's event is not decoded."""
         super().append(event)
         check_pieces(len(self))
@@ -113,52 +103,52 @@ class ResponseDecoder(msgspec.Struct, metaclass=_AbstractStruct, kw_only=True):
         kept = {name.lower(): value for name, value in headers.items()}
         return cls(status=status, headers=kept, **more)
 
-    def feed(self, data: bytes) -> list[Normalized]:
+    def feed(self, data: bytes) -> list[n.Normalized]:
         """Return the events that these bytes complete. Never raises."""
-        out: list[Normalized] = []
+        out: list[n.Normalized] = []
         if self._is_error:
             self.error_body += data[: MAX_ERROR_BODY_BYTES - len(self.error_body)]
         else:
             self._process(self.sse.feed(data), out, at_end=False)
         return self._postprocess(out)
 
-    def end(self) -> list[Normalized]:
+    def end(self) -> list[n.Normalized]:
         """Handle the end of the body: return the last events, including the terminal one if it is still missing. Never
         raises.
         """
-        out: list[Normalized] = []
+        out: list[n.Normalized] = []
         if self._is_error:
             if not self.ended:
-                self._close(Failed(self._http_failure()), out)
+                self._close(n.Failed(self._http_failure()), out)
             return out
         self._process(self.sse.end(), out, at_end=True)
         if not self.ended:
             try:
                 terminal = self._closed(out)
             except Malformed as e:
-                terminal = Failed(wire_failure(e))
+                terminal = n.Failed(wire_failure(e))
             self._close(terminal, out)
         return self._postprocess(out)
 
-    def _postprocess(self, out: list[Normalized]) -> list[Normalized]:
+    def _postprocess(self, out: list[n.Normalized]) -> list[n.Normalized]:
         """Postprocess events: join surrogate pairs, extract inline thinking."""
         if self.halves is not None:
             out = self.halves.join(out)
         return out if self.inline is None else self.inline.split(out)
 
     @abstractmethod
-    def _read(self, event: SseEvent, out: list[Normalized]) -> Terminal | None:
+    def _read(self, event: SseEvent, out: list[n.Normalized]) -> n.Terminal | None:
         """Decode one provider event: append normalized events to ``out`` and return the terminal event, if any.
 
         May raise Malformed or TooLarge, which ends the attempt.
         """
 
-    def _failed(self, error: ErrorInfo) -> Terminal:
+    def _failed(self, error: ErrorInfo) -> n.Terminal:
         """Return the terminal event for an error that the provider reports in the stream."""
-        return Failed(error)
+        return n.Failed(error)
 
     @abstractmethod
-    def _closed(self, out: list[Normalized]) -> Terminal:
+    def _closed(self, out: list[n.Normalized]) -> n.Terminal:
         """Return the terminal event for a body that ended without one. May raise Malformed."""
 
     def _take_ordinal(self) -> int:
@@ -188,15 +178,15 @@ class ResponseDecoder(msgspec.Struct, metaclass=_AbstractStruct, kw_only=True):
         """Whether `_beside` emitted this value last under this name."""
         return self.latest.get(name) == crc32(json.encode())
 
-    def _beside(self, fields: Mapping[str, str], block: int | None, out: list[Normalized]) -> None:
+    def _beside(self, fields: Mapping[str, str], block: int | None, out: list[n.Normalized]) -> None:
         """Emit data of a block, or of the answer if it is None, unless it repeats the value before it."""
         for name, json in fields.items():
             if not self._is_told(name, json):
                 self._hold(0 if name in self.latest else len(name) + 64)
                 self.latest[name] = crc32(json.encode())
-                out.append(Extra(name, json, block))
+                out.append(n.Extra(name, json, block))
 
-    def _process(self, events: list[SseEvent], out: list[Normalized], *, at_end: bool) -> None:
+    def _process(self, events: list[SseEvent], out: list[n.Normalized], *, at_end: bool) -> None:
         for event in events:
             if self.ended:
                 return
@@ -216,9 +206,9 @@ class ResponseDecoder(msgspec.Struct, metaclass=_AbstractStruct, kw_only=True):
                     raise wrong
             except (Malformed, TooLarge) as e:
                 cut = cut_inside_event(event.data) if at_end and isinstance(e, Malformed) else None
-                terminal = cut or Failed(wire_failure(e, event.data))
+                terminal = cut or n.Failed(wire_failure(e, event.data))
             except RecursionError:
-                terminal = Failed(wire_failure(Malformed("event", "nested too deeply"), event.data))
+                terminal = n.Failed(wire_failure(Malformed("event", "nested too deeply"), event.data))
             if len(found) <= MAX_EVENTS:
                 out += found
             if terminal is not None:
@@ -230,7 +220,7 @@ class ResponseDecoder(msgspec.Struct, metaclass=_AbstractStruct, kw_only=True):
                 error = TooLarge("lines without content", self.sse.idle, MAX_IDLE_LINES, unit="lines")
             elif self.sse.comment_bytes > MAX_COMMENT_BYTES:
                 error = TooLarge("comments of the stream", self.sse.comment_bytes, MAX_COMMENT_BYTES)
-            self._close(Failed(wire_failure(error)), out)
+            self._close(n.Failed(wire_failure(error)), out)
 
     def _with_placeholders(self, event: SseEvent) -> SseEvent:
         """Replace lone surrogate escapes in the event with placeholders."""
@@ -239,10 +229,10 @@ class ResponseDecoder(msgspec.Struct, metaclass=_AbstractStruct, kw_only=True):
             self.halves = SurrogateJoiner()
         return event if data is event.data else SseEvent(data, event.name)
 
-    def _close(self, terminal: Terminal, out: list[Normalized]) -> None:
+    def _close(self, terminal: n.Terminal, out: list[n.Normalized]) -> None:
         self.ended = True
         if self.started:
-            out += [Extra(name, json) for name, json in self.about.items()]
+            out += [n.Extra(name, json) for name, json in self.about.items()]
         out.append(terminal)
 
     @property
@@ -257,7 +247,7 @@ class ResponseDecoder(msgspec.Struct, metaclass=_AbstractStruct, kw_only=True):
         return http_failure(self.status, events[0].data if events else body, self.headers)
 
 
-def _too_long(events: list[Normalized], terminal: Terminal | None) -> TooLarge | None:
+def _too_long(events: list[n.Normalized], terminal: n.Terminal | None) -> TooLarge | None:
     """Find that there are too many events, or the first name, id or keyword that is too long. These are copied into
     keys, hashes and every event of a block.
     """
@@ -265,13 +255,13 @@ def _too_long(events: list[Normalized], terminal: Terminal | None) -> TooLarge |
         return _too_many(len(events))
     for event in (*events, terminal):
         match event:
-            case ToolCallStart():
+            case n.ToolCallStart():
                 values = {"tool call id": event.tool_id, "tool name": event.name}
-            case Start():
+            case n.Start():
                 values = {"model": event.model, "response id": event.provider_id}
-            case Done():
+            case n.Done():
                 values = {"finish reason": event.finish_raw, "stop string": event.stop_string}
-            case Image():
+            case n.Image():
                 values = {"media type": event.media_type, "size": event.size, "quality": event.quality}
             case _:
                 continue
@@ -299,7 +289,7 @@ def _error_of(data: bytes) -> ErrorInfo:
         return provider_failure(data.decode())
 
 
-def finish_of(reported: FinishReason, completed_calls: int) -> FinishReason:
+def finish_of(reported: n.FinishReason, completed_calls: int) -> n.FinishReason:
     """Reconcile the finish reason with the tool calls (providers.md, "For all four", 5).
 
     A provider that reports stop after complete calls means tool use. One that reports tool use without any call is not
