@@ -12,8 +12,10 @@ from tokenbus.bus.scripts.script import Arg, ScriptCall, script
 
 MOST_UNREAD = 64
 """Maximum entries of other runs to apply together with a chained flush."""
-MOST_PARTS = 1000
-"""Maximum runs in one chained flush: Lua can unpack a few thousand values."""
+MOST_PARTS = 500
+"""Maximum runs in one chained flush: a server takes some 8 µs for each, besides the commits."""
+MOST_LOAD = 1.25
+"""Maximum `Commit.load` of both stages together: what the second one publishes is more than the first one hands on."""
 
 
 class ChainedStage(msgspec.Struct, frozen=True):

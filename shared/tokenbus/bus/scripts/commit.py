@@ -35,12 +35,14 @@ MOST_TAKEN_BYTES = 2 * 2**20
 """Up to this size what waits begins a run together, steers one, or is added between two; one message always does."""
 MOST_RUNS = 4000
 """A session keeps so many of its newest runs, and what they added to its history, unless its hash says `most_runs`."""
-MOST_REWRITTEN = 1000
-"""Of so many runs a rewritten history gives its memory back at once; of older ones when the session ends."""
+FORGOTTEN_AT_ONCE = 100
+"""Of so many runs one script forgets what they added to a history."""
 TRIMMED_AT_ONCE = 16
 """Maximum older events that one script removes."""
 TRIMMED_BYTES = 2**20
 """It removes no further one after so many bytes."""
+LARGE_BYTES = 2**16
+"""Of an event with a longer item the size is kept too: to read one of 4 MiB takes a server 5 ms."""
 
 
 class Operation(NamedTuple):
@@ -107,13 +109,14 @@ LUA: Mapping[str, Any] = {
     "MOST_FORGOTTEN": MOST_FORGOTTEN,
     "LIFETIMES": LIFETIMES,
     "DELETED_MS": DELETED_MS,
-    "MOST_REWRITTEN": MOST_REWRITTEN,
+    "FORGOTTEN_AT_ONCE": FORGOTTEN_AT_ONCE,
     "MOST_RUNS": MOST_RUNS,
     "MOST_TAKEN_BYTES": MOST_TAKEN_BYTES,
     "MOST_EVENTS": MOST_EVENTS,
     "MOST_EVENT_BYTES": MOST_EVENT_BYTES,
     "TRIMMED_AT_ONCE": TRIMMED_AT_ONCE,
     "TRIMMED_BYTES": TRIMMED_BYTES,
+    "LARGE_BYTES": LARGE_BYTES,
 }
 """Constants of pieces/operate.lua, which takes every other letter for ARRIVED."""
 
@@ -356,7 +359,12 @@ class Commit:
     @property
     def is_large(self) -> bool:
         """Whether the script would hold up everybody else; see `parts`."""
-        return len(self._ops) + len(self._keys) > COMMIT_VALUES or self._data > COMMIT_BYTES
+        return self.load > 1
+
+    @property
+    def load(self) -> float:
+        """How much of what one script may do it takes; 1 is all."""
+        return max((len(self._ops) + len(self._keys)) / COMMIT_VALUES, self._data / COMMIT_BYTES)
 
     def parts(self) -> list[Commit]:
         """The same writes in the same order, as commits that are not large."""

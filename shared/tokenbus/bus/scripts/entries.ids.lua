@@ -1,4 +1,4 @@
--- Read the ids of entries without their content.
+-- Read the ids of entries without their content, as far as the server may read that at once.
 -- KEYS
 --   stream  stream r
 -- ARGV
@@ -8,6 +8,14 @@
 -- Reply: the ids.
 -- Atomic: not needed; as for `field_sizes`.
 -- Twice: reads
-local ids = redis.call('XRANGE', stream, '(' .. after, last, 'COUNT', count)
-for i = 1, #ids do ids[i] = ids[i][1] end
+-- Constants: READ_BYTES
+local ids, bytes = {}, 0
+while #ids < tonumber(count) and bytes < READ_BYTES do
+  -- One at a time, for each may be large.
+  local entry = redis.call('XRANGE', stream, '(' .. after, last, 'COUNT', 1)[1]
+  if not entry then break end
+  after = entry[1]
+  ids[#ids + 1] = after
+  for _, text in ipairs(entry[2]) do bytes = bytes + #text end
+end
 return ids

@@ -9,6 +9,8 @@ MAX_STEPS = 20_000
 """Limit of the server's search for a request's id: some milliseconds."""
 SEARCHED_BYTES = 2**19
 """How much of a request is searched."""
+READ_BYTES = 2**20
+"""The ids of no further entries are read after so many bytes of them: the server copies each."""
 
 
 @script(NAME_BYTES=_NAME_BYTES)
@@ -31,7 +33,7 @@ def find_request(stream: str, *, entry: str) -> ScriptCall:
     ...
 
 
-@script()
+@script(READ_BYTES=READ_BYTES)
 def ids(stream: str, *, after: str, last: str, count: int) -> ScriptCall:
-    """Read the ids of up to ``count`` entries after ``after`` and up to ``last``."""
+    """Read the ids of up to ``count`` entries after ``after`` and up to ``last``; of fewer, if they are large."""
     ...

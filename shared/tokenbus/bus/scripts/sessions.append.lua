@@ -63,7 +63,6 @@ local full = (kind == 'message' or kind == 'add' or kind == 'rewrite' or version
 if full then return full end
 local r = redis.call('HMGET', run_key, 'status', 'attempt', 'closed', 'turn')
 local newest = newest_of(run_log)
-local starts = kind == 'message' and cmsgpack.unpack(work)
 make_room(session)
 local function told(name) session_event(s, name, ',"append":"' .. append .. '","item":', item) end
 local function may_hear(through) return through == '' or tonumber(through) <= newest end
@@ -94,7 +93,7 @@ if kind == 'configure' then
 elseif kind == 'message' then
   told('appended')
   if s.run == '' then
-    start_session_run(s, keys, next_run, {{append = append, work = starts}}, open_ms)
+    start_session_run(s, keys, next_run, {{append = append, work = cmsgpack.unpack(work)}}, open_ms)
   elseif when_busy == 'reject' then
     returned(s, append, 'busy', '')
   elseif not may_hear(heard) then

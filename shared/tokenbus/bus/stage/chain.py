@@ -26,7 +26,7 @@ from redis.exceptions import RedisError
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import holding
 from tokenbus.bus.scripts import Commit, RawPart, ScriptCall
-from tokenbus.bus.scripts.chain import MOST_PARTS, MOST_UNREAD, ChainedStage, chain
+from tokenbus.bus.scripts.chain import MOST_LOAD, MOST_PARTS, MOST_UNREAD, ChainedStage, chain
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import run_scripts
 from tokenbus.bus.server.server import Server
@@ -154,8 +154,8 @@ class AheadFlush:
         for fields in appended[self._handed_on :]:
             self.second.apply_ours(fields)
         self._handed_on = len(appended)
-        if self.first.commit.is_large or self.second.commit.is_large:
-            raise NotAhead  # it has to be written in parts
+        if self.first.commit.load + self.second.commit.load > MOST_LOAD:
+            raise NotAhead  # one script must not write that much
 
     def call(self, *, ttl_ms: int, entries_read: bool, topic_entries: int, policy_lease: str | None) -> ScriptCall:
         """The call that writes it. The same until `take_in`."""

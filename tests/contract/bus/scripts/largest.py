@@ -1,6 +1,6 @@
 """The scripts at the largest arguments, and on the largest state, that the code allows: each as a call on a `World`.
 
-A script that is not here costs the same whatever its arguments and the state are: its scene is its largest call.
+A script in `SMALL` costs the same whatever its arguments and the state are: its scene is its largest call.
 """
 
 from __future__ import annotations
@@ -24,35 +24,41 @@ from tokenbus.bus.scripts import (
     Commit,
     RawPart,
     ScriptCall,
+    activity,
     append_raw,
     dead_letters,
     entries,
     fair_order,
     layout,
     limits,
+    policies,
     records,
     requests,
+    retention,
     sessions,
     topics,
     webhooks,
     work_queue,
 )
 from tokenbus.bus.scripts import gateway as gate
+from tokenbus.bus.scripts.chain import MOST_LOAD, MOST_PARTS, ChainedStage, chain
 from tokenbus.bus.scripts.commit import (
     COMMIT_BYTES,
     COMMIT_VALUES,
+    FORGOTTEN_AT_ONCE,
     MOST_EVENT_BYTES,
-    MOST_REWRITTEN,
     MOST_TAKEN_BYTES,
     owe,
 )
-from tokenbus.bus.scripts.leases import present
+from tokenbus.bus.scripts.leases import present, withdraw_replay
 from tokenbus.bus.scripts.limits import MAX_PLACES
-from tokenbus.bus.scripts.runs import index, inputs
+from tokenbus.bus.scripts.runs import index, inputs, timeouts, waits
 from tokenbus.bus.scripts.script import MAX_VALUES
+from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.client.sessions.history import AT_ONCE, STEP_BYTES
 from tokenbus.events.frames import RunLimits
 from tokenbus_services.fetcher.writing.attempt_writer import FRAME_BYTES
+from tokenbus_services.parser.byte_bounds import FORGOTTEN
 from tokenbus_services.settings.tables.limits import LimitSettings
 
 REQUEST = b'{"type":"generate","id":"r","messages":["%b"],"metadata":{"tenant":"t"}}' % (
@@ -222,9 +228,9 @@ async def _renew_open(w: World) -> ScriptCall:
     return gate.renew_open(w.use, runs, gateway="gw", lease_ms=HOUR_MS)
 
 
-async def _runs(w: World, status: str) -> list[str]:
+async def _runs(w: World, status: str, count: int = 500) -> list[str]:
     pipe: Any = w.client.pipeline(transaction=False)
-    runs = [f"{w.run}-{n}" for n in range(500)]
+    runs = [f"{w.run}-{n}" for n in range(count)]
     for run in runs:
         pipe.hset(w.keys.run(run), "status", status)
         pipe.pexpire(w.keys.run(run), HOUR_MS)
@@ -328,11 +334,8 @@ def _of_long_session(kind: str) -> Largest:
     """The largest append, to a session whose log is full."""
 
     async def largest(w: World) -> ScriptCall:
-        log, *_ = w.keys.of_session(w.session)
-        event = b'{"type":"appended","append":"a","item":"%b"}' % (b"x" * LimitSettings().request_bytes)
-        for n in range(1, 1 + MOST_EVENT_BYTES // len(event)):
-            await w.client.xadd(log, {"__data__": event}, id=f"1-{n}")
-        await w.client.hset(w.keys.session(w.session), mapping={"seq": 9, "told": MOST_EVENT_BYTES})
+        for n in range(MOST_EVENT_BYTES // len(LARGEST_TEXT)):
+            await run_script(w.server, append_to(w, "add", append=f"before{n}", item=LARGEST_TEXT, work=b"{}"))
         work = msgspec.msgpack.encode((LARGEST_TEXT.decode(), "begun", 0, 0, "", 1, ["provider", "p"]))
         return append_to(w, kind, append="a", item=LARGEST_TEXT, work=work if kind == "message" else LARGEST_TEXT)
 
@@ -347,9 +350,9 @@ async def _add_to_a_session(w: World) -> ScriptCall:
 
 
 async def _rewrite(w: World) -> ScriptCall:
-    """As many runs as a rewrite looks at, each with a long answer."""
+    """More runs than a rewrite forgets at once, each with a long answer."""
     *_, history = w.keys.of_session(w.session)
-    runs = MOST_REWRITTEN + 1
+    runs = FORGOTTEN_AT_ONCE + 1
     for n in range(runs):
         await w.client.hset(history, mapping={f"in:{n}": b"x" * 2**11, f"out:{n}": b"x" * 2**15})
     await w.client.hset(w.keys.session(w.session), "runs", runs)
@@ -366,15 +369,139 @@ def _read_history(runs: int, size: int) -> Largest:
     return largest
 
 
+async def _chain(w: World) -> ScriptCall:
+    """A flush with as much as a flush may carry, between commits that are together as large as they may be."""
+
+    def stage(lease: str, stream: str, commit: Commit) -> ChainedStage:
+        return ChainedStage(w.tokens[lease], w.ends[stream], w.ends[stream], "", 1, 4, commit, GROUP)
+
+    one, two, n = Commit(w.normalizer, w.raw), Commit(w.parser, w.events), 0
+    while one.load + two.load < MOST_LOAD - 0.01:
+        data = b"x" * (8 * COMMIT_BYTES // COMMIT_VALUES)
+        two.publish(w.keys.log(w.run), f"1-{n}", data, [w.keys.topic(0, name) for name in ("visible", "chunks")])
+        if n % 4 == 0:  # it hands on what several runs got together
+            one.append(w.events, [f"{w.run}-{n}", data])
+        n += 1
+    two.expire(w.keys.log(w.run), HOUR_MS)
+    assert one.load + two.load <= MOST_LOAD
+    pipe: Any = w.client.pipeline(transaction=False)
+    parts: list[RawPart] = []
+    for n in range(MOST_PARTS):
+        pipe.hset(key := w.keys.run(f"{w.run}-{n}"), mapping={"status": "open", "attempt": 1, "raw": 0})
+        pipe.pexpire(key, HOUR_MS)
+        data = b"x" * (2 * FRAME_BYTES // MOST_PARTS)
+        parts.append(RawPart(f"{w.run}-{n}", key, 1, 0, final=False, data=data, writer="w"))
+    await pipe.execute()
+    flush = {"flush": "f", "ttl_ms": HOUR_MS, "entries_read": True, "topic_entries": TOPIC_ENTRIES}
+    return chain(stage(w.normalizer, w.raw, one), stage(w.parser, w.events, two), parts, **flush)
+
+
+def _with_frame(script: Callable[..., ScriptCall], **more: Any) -> Largest:
+    async def call(w: World) -> ScriptCall:
+        of = {"run": w.run, "frame": BLOCK}
+        return script(w.keys.run(w.run), w.events, w.parser, **of, **more)
+
+    return call
+
+
+async def _verdicts(w: World) -> ScriptCall:
+    places = w.keys.run(w.run), w.events, w.parser, w.policy
+    return inputs.append_verdicts(*places, token=w.tokens[w.policy], run=w.run, frame=BLOCK)
+
+
+async def _dead(w: World) -> ScriptCall:
+    await _add(w, w.keys.dead, 1000, {"__data__": b"x" * 10_000})
+    return dead_letters.add(w.keys.dead, w.keys.added("1"), most=100, keep_ms=HOUR_MS, data=REQUEST)
+
+
+async def _ids(w: World) -> ScriptCall:
+    """Entries of which many would be read, were they not so large."""
+    await _add(w, w.queue, 16, {"__data__": REQUEST})
+    return entries.ids(w.queue, after=w.entries[-1], last="+", count=1000)
+
+
+async def _erase(w: World) -> ScriptCall:
+    await _add(w, w.keys.log(w.ended), TOPIC_ENTRIES, {"__data__": "x" * 100})
+    return SCENES["retention.erase"][0].call(w)
+
+
+async def _forget(w: World) -> ScriptCall:
+    runs = await _runs(w, "completed", FORGOTTEN)
+    for run in runs:
+        await _add(w, w.keys.log(run), 1000, {"__data__": "x" * 100})
+    return retention.forget(w.keys.ended_runs(0), [w.keys.kept_of(run) for run in runs], runs=runs)
+
+
+async def _ends(w: World) -> ScriptCall:
+    call = await _trimmed(w)
+    return topics.ends(call.keys)
+
+
+async def _decide(w: World) -> ScriptCall:
+    places = w.keys.run(w.run), w.events, w.parser, w.keys.decision(w.run, "d1"), [w.keys.waiting(0)]
+    await w.client.zadd(w.keys.waiting(0), {f"gone{n}/0": 1 for n in range(ANSWERS)})
+    return waits.decide(*places, run=w.run, wait="0.0", frame=BLOCK, fate=BLOCK)
+
+
+async def _remember(w: World) -> ScriptCall:
+    history = w.keys.of_session(w.session)[3]
+    of = {"made": w.session_run.made, "name": "out:0", "messages": LARGEST_TEXT}
+    return sessions.remember(w.keys.session(w.session), history, **of)
+
+
+async def _refuse(w: World) -> ScriptCall:
+    log, appends, *_ = w.keys.of_session(w.session)
+    for n in range(MOST_EVENT_BYTES // len(LARGEST_TEXT)):
+        await run_script(w.server, append_to(w, "add", append=f"before{n}", item=LARGEST_TEXT, work=b"{}"))
+    places = w.keys.session(w.session), log, appends, w.keys.log(w.session_run.id)
+    of = {"append": "bad", "reason": "refused", "problem": b'"%b"' % (b"x" * 4096), "ttl_ms": HOUR_MS}
+    return sessions.refuse(*places, open_run=w.session_run.id, **of)
+
+
+async def _refund(w: World) -> ScriptCall:
+    call = await _reserve(w)
+    scopes = [limits.Scope("provider", key, 10.0, 60_000, 3) for key in call.keys[:3]]
+    return limits.refund(scopes, member="m0", left=10, taken=[1, 1, 1])
+
+
+async def _count_activity(w: World) -> ScriptCall:
+    counts = {f"field{n}": n for n in range(MAX_VALUES // 2)}
+    return activity.count_activity(w.keys.activity(1), counts, {f"level{name}": n for name, n in counts.items()})
+
+
+async def _acquire(w: World) -> ScriptCall:
+    await w.client.xadd(w.events, {w.run: BLOCK})
+    return SCENES["leases.acquire"][0].call(w)
+
+
+async def _renew_lease(w: World) -> ScriptCall:
+    await w.client.xadd(w.events, {w.run: BLOCK})
+    return SCENES["leases.renew"][0].call(w)
+
+
+async def _withdraw(w: World) -> ScriptCall:
+    notes = [value for n in range(100) for value in (f"note{n}", "1")]
+    return withdraw_replay(w.normalizer, token=w.tokens[w.normalizer], count="replays", notes=notes)
+
+
+async def _policy_starts(w: World) -> ScriptCall:
+    names = [f"policy{n}" for n in range(200)]
+    return policies.policy_starts(w.keys.run(w.run), w.policy, token=w.tokens[w.policy], policies=names)
+
+
 LARGEST: dict[str, Largest] = {
     "accept": _accept,
+    "activity.count_activity": _count_activity,
     "attempt_fence.append_raw": _append_raw,
+    "chain": _chain,
     "commit": _commit,
     "commit, the largest block": _commit_of_a_block,
     "commit.owe": _owe,
+    "dead_letters.add": _dead,
     "dead_letters.add_rejected": _rejected,
     "entries.field_sizes": _of_large_entry(entries.field_sizes),
     "entries.find_request": _of_large_entry(entries.find_request),
+    "entries.ids": _ids,
     "entries.value": _of_large_entry(entries.value, place=2),
     "fair_order.put_back": _put_back,
     "fair_order.reclaim": _reclaim,
@@ -385,23 +512,37 @@ LARGEST: dict[str, Largest] = {
     "gateway.renew_open": _renew_open,
     "index.list_open": _list_open,
     "index.unlist_ended": _unlist_ended,
+    "inputs.append_verdicts": _verdicts,
+    "inputs.tool_progress": _with_frame(inputs.tool_progress, block=0, attempt=1),
     "inputs.tool_result": _tool_result,
     "layout.change": _change,
+    "leases.acquire": _acquire,
     "leases.present": _present,
+    "leases.renew": _renew_lease,
+    "leases.withdraw_replay": _withdraw,
+    "limits.refund": _refund,
     "limits.renew": _renew,
     "limits.reserve": _reserve,
+    "policies.policy_starts": _policy_starts,
     "records.index_record": _index_record,
     "requests.publish": _publish,
+    "retention.erase": _erase,
+    "retention.forget": _forget,
     "sessions.append, a configuration": _of_long_session("configure"),
     "sessions.append, to the history": _add_to_a_session,
     "sessions.append, a rewritten history": _rewrite,
     "sessions.append, a message": _of_long_session("message"),
     "sessions.read_history": _read_history(AT_ONCE, STEP_BYTES // AT_ONCE),
     "sessions.read_history, one long run": _read_history(2, 2 * MOST_TAKEN_BYTES),
+    "sessions.refuse": _refuse,
+    "sessions.remember": _remember,
+    "timeouts.append_timeout": _with_frame(timeouts.append_timeout),
     "commit, the end of a session's run": _with_waiting(end_session_run),
     "commit, what steers a session's run": _with_waiting(steer_session_run),
+    "topics.ends": _ends,
     "topics.mirror_offset": _mirror_offset,
     "topics.trimmed": _trimmed,
+    "waits.decide": _decide,
     "webhooks.due": _deliveries_due,
     "work_queue.claim": _claim,
     "work_queue.finish": _of_held(work_queue.finish),
@@ -410,6 +551,34 @@ LARGEST: dict[str, Largest] = {
     "work_queue.requeue": _of_held(work_queue.requeue),
 }
 """By the script's name, and what is large."""
+SMALL = {
+    "accept.cancel",
+    "accept.mark_asked",
+    "attempt_fence.take_job",
+    "gateway.hold",
+    "gateway.put_key",
+    "gateway.release",
+    "inputs.keep_task",
+    "layout.begin_added",
+    "layout.fence",
+    "layout.join",
+    "leases.count",
+    "leases.note",
+    "leases.release",
+    "limits.pause",
+    "limits.spend",
+    "policies.count_start",
+    "policies.note",
+    "retention.memory",
+    "timeouts.expire",
+    "timeouts.lose_attempt",
+    "timeouts.read_policy_stage",
+    "waits.refuse",
+    "work_queue.mark",
+    "work_queue.retire",
+}
+"""Scripts that name each key and each argument, have no loop, and whose arguments are names, numbers and short texts.
+"""
 
 
 async def _scene(world: World, name: str) -> ScriptCall:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.bus.scripts.largest import LARGEST, largest_call
+from tests.contract.bus.scripts.largest import LARGEST, SMALL, largest_call
 from tests.contract.bus.scripts.scenes import SCENES, World
 from tests.servers import binary
 from tokenbus.bus import scripts
@@ -34,6 +34,8 @@ UNBOUNDED = re.compile(
     r"|'X(?:REV)?RANGE', (?!.*'COUNT')(?!stream, (\w+|p\[1\]), (\w+|p\[1\])\))"
 )
 """A command that reads or frees as much as there is."""
+GROWS = re.compile(r"\b(?:for|while|repeat)\b.*\bdo\b|\bunpack\b|^--   \w+\.\.\.|'X(?:REV)?RANGE'", re.MULTILINE)
+"""What makes a script's time depend on its arguments or on the state."""
 BOUNDED_BY = {
     "limits.reserve": ("HGETALL", "MAX_PLACES fields: a worker beyond them waits without a place"),
     "gateway.count_use": ("HKEYS", "four fields a day for a year, and one for each price in the settings"),
@@ -98,5 +100,17 @@ def test_no_script_reads_or_frees_as_much_as_there_is():
     assert all(BOUNDED_BY[name][0] in hit for name, hit in found.items())
 
 
-def test_each_script_at_its_largest_has_a_scene():
-    assert {name.partition(",")[0] for name in LARGEST} <= set(SCENES)
+def test_each_script_has_a_largest_call_or_costs_the_same_whatever_it_gets():
+    largest = {name.partition(",")[0] for name in LARGEST}
+    assert not largest & SMALL
+    assert largest | SMALL == set(SCENES)
+
+
+def test_a_script_without_a_largest_call_has_no_loop_and_no_list():
+    texts = {
+        path.name.removesuffix(".lua"): path.read_text()
+        for path in Path(scripts.__file__).parent.rglob("*.lua")
+        if path.parent.name != "pieces"
+    }
+    found = {name: hits for name in SMALL if (hits := GROWS.findall(texts[name]))}
+    assert found == {}

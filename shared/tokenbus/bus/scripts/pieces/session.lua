@@ -1,7 +1,7 @@
 -- A session: its hash, its log, the fates of its appends, and the messages that wait. `s` has the names of its keys and
 -- what of its hash is known: `seq`, `run` (the open one or ''), `newest` (the newest event of that run).
 -- Uses: whole
--- Constants: MOST_EVENTS, MOST_EVENT_BYTES, TRIMMED_AT_ONCE, TRIMMED_BYTES
+-- Constants: MOST_EVENTS, MOST_EVENT_BYTES, TRIMMED_AT_ONCE, TRIMMED_BYTES, LARGE_BYTES
 local function session_event(s, kind, rest, last)
   -- `rest`: further members, as JSON that begins with a comma. Ids have no character that JSON would escape.
   -- `last`: the value of the last of them, if it may be long: each copy of it costs the server a millisecond.
@@ -10,6 +10,10 @@ local function session_event(s, kind, rest, last)
   local event = '{"type":"' .. kind .. '","session_seq":' .. whole(s.seq) .. ',"at_ms":' .. whole(s.now)
                 .. place .. rest .. (last or '') .. '}'
   redis.call('XADD', s.log, '1-' .. whole(s.seq), '__data__', event)
+  if #(last or '') > LARGE_BYTES then  -- what `trim_session` would read it for: its size, and whose fate it tells
+    local fate_of = kind ~= 'appended' and string.match(rest, '"append":"([^"]+)"') or ''
+    redis.call('HSET', s.appends, '#' .. whole(s.seq), whole(#event) .. ' ' .. fate_of)
+  end
   s.seq, s.told = s.seq + 1, (s.told or 0) + #event
 end
 local function newest_of(log)
@@ -36,11 +40,19 @@ local function trim_session(s)
   local bytes, most = tonumber(h[1] or '0') + (s.told or 0), tonumber(h[2] or MOST_EVENTS)
   local stay, least = math.max(1, events - TRIMMED_AT_ONCE), bytes - TRIMMED_BYTES
   while events > stay and bytes > least and (events > most or bytes > MOST_EVENT_BYTES) do
-    local entry = redis.call('XRANGE', s.log, '-', '+', 'COUNT', 1)[1]
-    local kind, append = string.match(entry[2][2], '^{"type":"([a-z_]+)".-"append":"([^"]+)"')
-    if append and kind ~= 'appended' then redis.call('HDEL', s.appends, append) end
-    redis.call('XDEL', s.log, entry[1])
-    events, bytes = events - 1, bytes - #entry[2][2]
+    local oldest = whole(s.seq - events)
+    local size, fate_of = string.match(redis.call('HGET', s.appends, '#' .. oldest) or '', '^(%d+) (.*)$')
+    local id = '1-' .. oldest
+    if size then
+      redis.call('HDEL', s.appends, '#' .. oldest)
+    else
+      local entry = redis.call('XRANGE', s.log, '-', '+', 'COUNT', 1)[1]
+      local kind, append = string.match(entry[2][2], '^{"type":"([a-z_]+)".-"append":"([^"]+)"')
+      id, size, fate_of = entry[1], #entry[2][2], kind ~= 'appended' and append or ''
+    end
+    if fate_of ~= '' then redis.call('HDEL', s.appends, fate_of) end
+    redis.call('XDEL', s.log, id)
+    events, bytes = events - 1, bytes - tonumber(size)
   end
   redis.call('HSET', s.session, 'told', whole(bytes))
 end

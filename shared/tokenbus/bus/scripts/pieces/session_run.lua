@@ -1,34 +1,47 @@
 -- The runs of a session: how they begin and end. `s`: as in `session`, with `runs` (how many there were) and `waiting`
 -- (the bytes that wait) too.
 -- Uses: session, whole, begin_run, list_session
--- Constants: DELETED_MS, MOST_REWRITTEN, MOST_RUNS, MOST_TAKEN_BYTES
-local function forget_pieces(s, number)
-  local at = whole(number)
-  redis.call('HDEL', s.history, 'add:' .. at, 'in:' .. at, 'steer:' .. at, 'out:' .. at, 'heard:' .. at)
+-- Constants: DELETED_MS, FORGOTTEN_AT_ONCE, MOST_RUNS, MOST_TAKEN_BYTES
+local PIECES = {'add:', 'in:', 'steer:', 'out:', 'heard:'}
+local function forget_before(s, first)
+  -- What the runs before this one added to the history; the rest as later runs begin.
+  local from = tonumber(redis.call('HGET', s.history, 'kept_from') or '0')
+  local to = math.min(first, from + FORGOTTEN_AT_ONCE)
+  if to <= from then return end
+  local fields = {}
+  for n = from, to - 1 do
+    for _, name in ipairs(PIECES) do fields[#fields + 1] = name .. whole(n) end
+  end
+  redis.call('HDEL', s.history, unpack(fields))
+  redis.call('HSET', s.history, 'kept_from', whole(to))
 end
 local function forget_runs(s)
-  -- What its oldest runs added to the history, and all before them, so that it has what the newest added. If the
-  -- setting was lowered, the next runs that begin forget the rest.
+  -- What its oldest runs added to the history, and all before them, so that it has what the newest added.
   local most = tonumber(redis.call('HGET', s.session, 'most_runs') or MOST_RUNS)
   local began = tonumber(redis.call('HGET', s.history, 'begins_at') or '0')
-  local last = math.min(s.runs - most, began + MOST_REWRITTEN - 1)
-  if last < began then return end
-  for number = began, last do forget_pieces(s, number) end
-  redis.call('HDEL', s.history, 'before')
-  redis.call('HSET', s.history, 'begins_at', whole(last + 1))
+  local first = math.max(began, s.runs - most + 1)
+  if first > began then
+    redis.call('HDEL', s.history, 'before')
+    redis.call('HSET', s.history, 'begins_at', whole(first))
+  end
+  forget_before(s, first)
 end
 local function start_session_run(s, keys, run, taken, ttl_ms)
   -- `taken`: appends and their work; `keys`: as of `begin_run`.
   local last = taken[#taken].work
-  local fields, messages = last[7], {}
+  local fields, messages = last[7], {'['}
   if last[3] > 0 then fields[#fields + 1], fields[#fields + 2] = 'deadline', whole(s.now + last[3]) end
-  for i, each in ipairs(taken) do messages[i] = each.work[1] end
+  for _, each in ipairs(taken) do
+    messages[#messages + 1] = each.work[1]
+    messages[#messages + 1] = ','
+  end
+  messages[#messages] = ']'
   -- An EventFrame of the run itself: turn, attempt, time, its one event; and the TurnWork of its first attempt.
   local frame = string.char(148, 0, 0) .. cmsgpack.pack(s.now) .. string.char(145) .. last[2]
   local work = cmsgpack.pack({run, 0, 1, 0, last[5], last[4] == 1, 0})
   local h = redis.call('HMGET', keys.run_key, 'status', 'cancel')
   begin_run(keys, run, frame, work, h[1] == 'awaited' and h[2], fields, whole(s.now), ttl_ms)
-  redis.call('HSET', s.history, 'in:' .. whole(s.runs), '[' .. table.concat(messages, ',') .. ']')
+  redis.call('HSET', s.history, 'in:' .. whole(s.runs), table.concat(messages))
   forget_runs(s)
   s.run, s.runs, s.newest = run, s.runs + 1, -1
   for _, each in ipairs(taken) do delivered(s, each.append, 0) end
@@ -61,9 +74,7 @@ local function rewrite_history(s, runs, messages)
   -- What comes before run number `runs` is these messages; false if the history was rewritten behind that.
   local began = tonumber(redis.call('HGET', s.history, 'begins_at') or '0')
   if runs < began then return false end
-  for n = math.max(began, runs - MOST_REWRITTEN), runs - 1 do
-    forget_pieces(s, n)
-  end
+  forget_before(s, runs)
   local edits = tonumber(redis.call('HGET', s.history, 'edits') or '0')
   redis.call('HSET', s.history, 'before', messages, 'begins_at', whole(runs), 'edits', whole(edits + 1))
   return true
