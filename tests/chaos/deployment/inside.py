@@ -29,13 +29,17 @@ END, FREEZE = signal.SIGUSR2, signal.SIGWINCH
 _CLOSING_STEPS = 100
 """Of 10 ms, that a connect which was given up in the last step may take to close its socket."""
 _OLD_S = 1.0
-"""A task that exists this long after the start counts as long-lived."""
+"""A task that exists for this long counts as long-lived, whenever it was started."""
+_LOOK_S = 0.2
 _OF_AN_ANSWER = ("reader of ", "watcher of ", "answer of ", "answers of ", "first frame of ")
 _NOT_THESE = ("lifespan", "supervisor", "Task-", "replay ", "work ", "tool ", *_OF_AN_ANSWER)
 """Name prefixes of tasks that do not count: those of the harness, of uvicorn, of the tasks' supervisor, and those that
 end with their work.
 """
 _passing: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+"""Tasks that may end by themselves, but may not stand still."""
+_seen: weakref.WeakKeyDictionary[asyncio.Task[Any], float] = weakref.WeakKeyDictionary()
+"""When each task was first seen."""
 _OF_A_RUN = "-run"
 """Part of the names of a run's tasks, which end with the run."""
 
@@ -60,10 +64,9 @@ def _watched(serve: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[N
         sockets = _sockets()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(REPORT, _report_tasks)
-        old: list[asyncio.Task[Any]] = []
-        loop.call_later(_OLD_S, lambda: old.extend(_long_lived()))
-        loop.add_signal_handler(END, _inject, old, _end)
-        loop.add_signal_handler(FREEZE, _inject, old, _freeze)
+        _look()
+        loop.add_signal_handler(END, _inject, _end)
+        loop.add_signal_handler(FREEZE, _inject, _freeze)
         await serve(*args, **how)
         await asyncio.sleep(0)  # transports that were closed in the last step go away one step later
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
@@ -83,8 +86,16 @@ def _report_tasks() -> None:
         print(path_of(task), flush=True)
 
 
+def _look() -> None:
+    loop = asyncio.get_running_loop()
+    for task in asyncio.all_tasks():
+        _seen.setdefault(task, loop.time())
+    loop.call_later(_LOOK_S, _look)
+
+
 def _long_lived() -> list[asyncio.Task[Any]]:
-    named = ((task, task.get_name()) for task in asyncio.all_tasks() - set(_passing))
+    before = asyncio.get_running_loop().time() - _OLD_S
+    named = [(task, task.get_name()) for task, since in _seen.items() if since <= before and not task.done()]
     return [task for task, name in named if not name.startswith(_NOT_THESE) and _OF_A_RUN not in name]
 
 
@@ -100,14 +111,13 @@ def _note_passing() -> None:
     cast(Any, Liveness).start_passing = noted
 
 
-def _inject(old: list[asyncio.Task[Any]], how: Callable[[asyncio.Task[Any]], None]) -> None:
+def _inject(how: Callable[[asyncio.Task[Any]], None]) -> None:
+    old = [task for task in _long_lived() if how is _freeze or task not in _passing]
     # A task that is about to run does not wait for anything.
-    if all(task.done() for task in old):  # a worker that started slowly had no task yet, or only its first ones
-        old = _long_lived()
-    waits = [(task, getattr(task, "_fut_waiter", None)) for task in old if not task.done()]
+    waits = [(task, getattr(task, "_fut_waiter", None)) for task in old]
     waiting = [task for task, waits_for in waits if waits_for is not None and not waits_for.done()]
     if not waiting:
-        asyncio.get_running_loop().call_later(0.01, _inject, old, how)
+        asyncio.get_running_loop().call_later(0.01, _inject, how)
         return
     task = random.choice(waiting)
     print("task fault:", how.__name__, task.get_name(), flush=True)

@@ -21,7 +21,7 @@ owns.
 """
 _TTL = re.compile(
     r"\{\d+\}:(run|log|session|index:open|index:ended|index:sessions):.+|\{\d+\}:index:(ended|sessions)|members:.+|mcp:.+|\{activity\}:\d+"
-    r"|\{gateway\}:(members|published:.+)|\{.+:dead\}:added:.+"
+    r"|\{\d+\}:owed:.+|\{gateway\}:(members|published:.+)|\{.+:dead\}:added:.+"
 )
 _EMPTY = re.compile(r"requests|\{\d+\}:(turns|tools|state:.+|index:open)")
 _TRIMMED = re.compile(r"\{\d+\}:(raw|events|drafts)")
