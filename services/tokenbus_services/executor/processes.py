@@ -245,7 +245,9 @@ class Executors:
                 return self._server  # another fork did it
             for each in self.processes:
                 each.lost = True
-            await failed.close()
+            gone = failed.is_gone
+            status = await failed.close()
+            log.warning("fork_server_replaced", ended_by_itself=gone, status=status)
             server = _ForkServer()
             await server.open(self._module, self._setup)
             self._server = server
@@ -348,8 +350,8 @@ class _ForkServer:
             with suppress(OSError):
                 self._sock.send(COMMAND.pack(KILL, guard))
 
-    async def close(self) -> None:
-        """Stop it, and all executors with it."""
+    async def close(self) -> int | None:
+        """Stop it, and all executors with it. Returns its exit status; None if it was never started."""
         if self._sock:
             self._sock.close()
             self._sock = None
@@ -360,6 +362,7 @@ class _ForkServer:
             except TimeoutError:
                 self._process.kill()
                 await self._process.wait()
+        return self._process.returncode if self._process else None
 
 
 def _is_gone(pid: int) -> bool:
