@@ -10,14 +10,14 @@ import os
 import random
 import signal
 import time
-import weakref
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, cast
 
 from tests.awaited import path_of
 from tests.chaos.broken import BUILDS
-from tokenbus.bus.liveness import Liveness
+from tokenbus.bus import liveness
+from tokenbus.bus.liveness import LongTask
 from tokenbus_services.cli import worker
 
 LEFT_BEHIND = "left behind:"
@@ -28,20 +28,6 @@ END, FREEZE = signal.SIGUSR2, signal.SIGWINCH
 """On these signals one of its long-lived tasks ends, or stalls forever."""
 _CLOSING_STEPS = 100
 """Of 10 ms, that a connect which was given up in the last step may take to close its socket."""
-_OLD_S = 1.0
-"""A task that exists for this long counts as long-lived, whenever it was started."""
-_LOOK_S = 0.2
-_OF_AN_ANSWER = ("reader of ", "watcher of ", "answer of ", "answers of ", "first frame of ")
-_NOT_THESE = ("lifespan", "supervisor", "Task-", "replay ", "work ", "tool ", *_OF_AN_ANSWER)
-"""Name prefixes of tasks that do not count: those of the harness, of uvicorn, of the tasks' supervisor, and those that
-end with their work.
-"""
-_passing: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
-"""Tasks that may end by themselves, but may not stand still."""
-_seen: weakref.WeakKeyDictionary[asyncio.Task[Any], float] = weakref.WeakKeyDictionary()
-"""When each task was first seen."""
-_OF_A_RUN = "-run"
-"""Part of the names of a run's tasks, which end with the run."""
 
 
 def prepare(build: str, clock: str) -> None:
@@ -52,7 +38,6 @@ def prepare(build: str, clock: str) -> None:
         BUILDS[build]()
     if clock:
         _let_the_clock_jump(clock)
-    _note_passing()
     serve: Any = worker.serve
     worker.serve = _watched(serve)
 
@@ -64,7 +49,6 @@ def _watched(serve: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[N
         sockets = _sockets()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(REPORT, _report_tasks)
-        _look()
         loop.add_signal_handler(END, _inject, _end)
         loop.add_signal_handler(FREEZE, _inject, _freeze)
         await serve(*args, **how)
@@ -86,35 +70,18 @@ def _report_tasks() -> None:
         print(path_of(task), flush=True)
 
 
-def _look() -> None:
-    loop = asyncio.get_running_loop()
-    for task in asyncio.all_tasks():
-        _seen.setdefault(task, loop.time())
-    loop.call_later(_LOOK_S, _look)
-
-
-def _long_lived() -> list[asyncio.Task[Any]]:
-    before = asyncio.get_running_loop().time() - _OLD_S
-    named = [(task, task.get_name()) for task, since in _seen.items() if since <= before and not task.done()]
-    return [task for task, name in named if not name.startswith(_NOT_THESE) and _OF_A_RUN not in name]
-
-
-def _note_passing() -> None:
-    """Record the tasks that the worker itself declares to end by themselves."""
-    start: Any = Liveness.start_passing
-
-    def noted(self: Liveness, work: Any, *, name: str) -> Any:
-        task = start(self, work, name=name)
-        _passing.add(task)
-        return task
-
-    cast(Any, Liveness).start_passing = noted
+def _watched_tasks(*, that_may_end: bool) -> list[LongTask]:
+    """What the worker's supervision watches: each may be hurt, whenever it was started. Work on a run or an item is not
+    among them: its end is the end of that work.
+    """
+    watched: dict[asyncio.Task[Any], LongTask] = vars(liveness)["_of_task"]
+    return [each for each in watched.values() if not each.task.done() and (that_may_end or not each.may_end)]
 
 
 def _inject(how: Callable[[asyncio.Task[Any]], None]) -> None:
-    old = [task for task in _long_lived() if how is _freeze or task not in _passing]
+    tasks = [each.task for each in _watched_tasks(that_may_end=how is _freeze)]
     # A task that is about to run does not wait for anything.
-    waits = [(task, getattr(task, "_fut_waiter", None)) for task in old]
+    waits = [(task, getattr(task, "_fut_waiter", None)) for task in tasks]
     waiting = [task for task, waits_for in waits if waits_for is not None and not waits_for.done()]
     if not waiting:
         asyncio.get_running_loop().call_later(0.01, _inject, how)
