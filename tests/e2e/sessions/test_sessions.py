@@ -243,9 +243,13 @@ async def test_sessions_are_listed_by_their_last_event_tenant_metadata_and_words
         assert (info.session, info.begins[:7]) == ("f", "What is")
         await fork.delete()
         await talk.delete()
-        # One that has expired is not listed, and makes room when another one is written to.
         ref = session_ref("ada", "b")
         at = keys.within(keys.partition_of(ref))
+        an_hour_ago = (await server.client.time())[0] * 1000 - 3_600_000
+        for tenant in ("", "ada"):
+            await server.client.zadd(at.sessions(keys.partition_of(ref), tenant), {ref: an_hour_ago})
+        assert await names(older_than=1800) == await names(older_than=1800, tenant="ada") == ["b"]
+        # One that has expired is not listed, and makes room when another one is written to.
         await server.client.delete(at.session(ref))
         assert await names() == ["d", "c"]
         index = at.sessions(keys.partition_of(ref), "ada")
