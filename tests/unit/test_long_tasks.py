@@ -59,6 +59,7 @@ UNWATCHED = {
     "tokenbus_services/cli/worker.py:_Server.shutdown": "waits for a second signal while the worker stops",
     "tokenbus_services/cli/worker.py:Lifespan.start": "the worker ends with it",
     "tokenbus_services/fetcher/calls/background_job.py:LeftJobs._start": "a few looks and calls, each with a bound",
+    "tokenbus_services/fetcher/calls/steered_call.py:SteeredCall.steer": ITEM,
     "tokenbus_services/endpoints/limiter.py:Limiter._later": STEP,
     "tokenbus_services/fetcher/request_media.py:TurnMedia._find": ITEM,
     "tokenbus_services/fetcher/uploads/upload.py:Flight.start": "each attempt that waits for it has a bound",

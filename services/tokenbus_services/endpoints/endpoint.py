@@ -223,7 +223,13 @@ class Endpoint:
 
         Raises httpx.TransportError, AuthUnavailable.
         """
-        if self._auth and not authorised:
+        if not authorised:
+            await self.authorise(request)
+        return await self._client.send(request, stream=True)
+
+    async def authorise(self, request: httpx.Request) -> None:
+        """Add what the settings' `auth` says. Raises AuthUnavailable."""
+        if self._auth:
             body = await request.aread() if self._auth.needs_body else None
             headers = {name.lower(): value for name, value in request.headers.items()}
             call = CallToSign(method=request.method, url=str(request.url), headers=headers, body=body)
@@ -233,7 +239,6 @@ class Endpoint:
                 problem = Redaction(named_secret(self._env))(f"provider {self.name}: {type(e).__name__}: {e}")
                 raise AuthUnavailable(self.redact(problem)) from e
             self._learn(self._auth.secrets)
-        return await self._client.send(request, stream=True)
 
     async def close(self) -> None:
         """Close the connection pool."""

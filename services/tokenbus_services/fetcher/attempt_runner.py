@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
 import structlog
 
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import slack
+from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.server.stream_reader import id_key
 from tokenbus.bus.work_queue import QueueItem, WorkQueue
+from tokenbus.client.sessions.history import waiting_steers
 from tokenbus.errors import AttemptRefused, RequestError, SettingsError
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import Ended, Noted, ProviderJob, TurnWork, turn_decoder
+from tokenbus.events.requests import Message
+from tokenbus.events.sessions import session_run
 from tokenbus.providers.api import HttpCall
 from tokenbus_services.endpoints.endpoint import Endpoint, Providers
 from tokenbus_services.endpoints.limiter import Reservation, Scopes
@@ -29,6 +34,7 @@ from tokenbus_services.fetcher.calls.call_spans import CallFacts, CallSpans
 from tokenbus_services.fetcher.calls.call_timeouts import DEADLINE_PASSED, SilentCalls
 from tokenbus_services.fetcher.calls.provider_call import CredentialsRejected, FilesLost, fetch
 from tokenbus_services.fetcher.calls.response_relay import CallOptions
+from tokenbus_services.fetcher.calls.steered_call import SteeredCall, SteeredCalls
 from tokenbus_services.fetcher.image_offload import ImageStore
 from tokenbus_services.fetcher.limits.token_estimate import TokenTally
 from tokenbus_services.fetcher.limits.wait_queue import FairQueue
@@ -89,6 +95,7 @@ class AttemptRunner:
         their end. ``keep`` keeps the blobs of a session's history. ``silent`` counts calls without an answer.
         """
         self._server = server
+        self._keys = keys
         self._queue = queue
         self._writer = writer
         self._providers = providers
@@ -102,6 +109,7 @@ class AttemptRunner:
         self._silent = silent
         self._tracer = tracer
         self._spans = CallSpans(tracer)
+        self.steered = SteeredCalls(self._waiting_steers)
         self._turns = TurnAdmission(server, keys, queue, admission, scopes, lags=writer.lags, keep=keep)
 
     async def work(self, item: QueueItem) -> None:
@@ -173,7 +181,7 @@ class AttemptRunner:
                 job = await self._job(turn, writer, work)
                 if job and job.taken:
                     tally = None  # it can count only whole answers
-                await self._make(turn, writer, tally, job)
+                await self._make(turn, writer, work, tally, job)
             whole = True
         finally:
             if job and job.known and not job.job.over:
@@ -210,7 +218,9 @@ class AttemptRunner:
         about = (work.turn, work.attempt, work.choice, request.provider, request.model, request.stream, now_ms)
         return RunningJob(api, ProviderJob("", *about))
 
-    async def _make(self, turn: Turn, writer: AttemptWriter, tally: TokenTally | None, job: RunningJob | None) -> None:
+    async def _make(
+        self, turn: Turn, writer: AttemptWriter, work: TurnWork, tally: TokenTally | None, job: RunningJob | None
+    ) -> None:
         """Make the call; repeat it without files that the provider no longer has, or with new credentials. Read on if
         its job runs already.
         """
@@ -219,6 +229,31 @@ class AttemptRunner:
             endpoint = self._providers.get(turn.request.provider)
             await fetch(endpoint, turn.request, None, writer=writer, deadline=turn.deadline, options=options)
             return
+        with self._steering(turn, writer, work, job) as steered:
+            await self._make_calls(turn, writer, tally, job, steered)
+
+    def _steering(
+        self, turn: Turn, writer: AttemptWriter, work: TurnWork, job: RunningJob | None
+    ) -> AbstractContextManager[SteeredCall | None]:
+        """The WebSocket over which messages of the session steer the turn, if its provider has that."""
+        request = turn.request
+        try:
+            endpoint = self._providers.get(request.provider)
+        except SettingsError:
+            return nullcontext()  # what the call reports
+        if not endpoint.settings.steering or job or not request.stream or session_run(writer.run) is None:
+            return nullcontext()
+        place = (work.turn, work.attempt, work.choice)
+        return self.steered.call(endpoint, request, writer.run, place, turn.steers)
+
+    async def _make_calls(
+        self,
+        turn: Turn,
+        writer: AttemptWriter,
+        tally: TokenTally | None,
+        job: RunningJob | None,
+        steered: SteeredCall | None,
+    ) -> None:
         lost: tuple[str, ...] = ()
         rejected, calls = False, 0
         while ready := await self._built(turn, writer, lost, again=rejected):
@@ -233,7 +268,7 @@ class AttemptRunner:
                     body,
                     writer=writer,
                     deadline=turn.deadline,
-                    options=self._options(facts, tally, job, again=not rejected),
+                    options=self._options(facts, tally, job, again=not rejected, steered=None if body else steered),
                 )
             except CredentialsRejected:
                 rejected = True
@@ -245,10 +280,24 @@ class AttemptRunner:
                 facts.ended_ms = facts.ended_ms or self._server.clock.now_ms()
                 self._spans.called(turn.request, turn.history, writer, n=calls, facts=facts)
 
+    async def _waiting_steers(self, run: str) -> list[Message]:
+        if (of := session_run(run)) is None:
+            return []
+        return await retry_until_available(
+            self._server, lambda: waiting_steers(self._server, self._keys, of), what="messages that steer"
+        )
+
     def _options(
-        self, facts: CallFacts, tally: TokenTally | None, job: RunningJob | None, *, again: bool = True
+        self,
+        facts: CallFacts,
+        tally: TokenTally | None,
+        job: RunningJob | None,
+        *,
+        again: bool = True,
+        steered: SteeredCall | None = None,
     ) -> CallOptions:
         return CallOptions(
+            steered=steered,
             tally=tally,
             images=self._images,
             answer_bytes=self._answer_bytes,

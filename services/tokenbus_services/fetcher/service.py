@@ -142,7 +142,7 @@ class FetcherService:
         )
         self._silent = SilentCalls(server, keys, core.registry, worker=worker, models=KnownModels(settings))
         self._left = LeftJobs(server, keys, self._providers)
-        turns = AttemptRunner(
+        self._turns = turns = AttemptRunner(
             server,
             keys,
             self._queue,
@@ -210,6 +210,7 @@ class FetcherService:
         await self.drain()
         failed = self.liveness.failed
         await self._attempts.stop()
+        self._turns.steered.close()
         await self._left.close()
         await self._limiter.close()
         # Handlers that still accept a request may finish it; but if this worker has failed, it is unknown whether they
@@ -278,6 +279,10 @@ class FetcherService:
         self._attempts.on_claimed_away(item)
 
     def _on_control(self, message: Control) -> None:
+        if message.what == "steer":
+            self._turns.steered.steer(message.run, message.attempt)
+        elif message.what == "cancel":
+            self._turns.steered.drop(message.run)
         stop_calls(self._attempts, message)
 
 

@@ -72,6 +72,8 @@ class Turn(msgspec.Struct, frozen=True):
     """On what was left out of the request."""
     summary: Summarised | None = None
     """What of its session's history should be summarised before it is sent."""
+    steers: list[Message] = []
+    """The messages of its session that went into this turn."""
 
 
 class NotCalled(Exception):
@@ -213,6 +215,7 @@ class TurnAdmission:
             async with holding(self._looking_up.of(run)):
                 in_session = await self._history.before(request, of, _bound.decode(bound) if bound else None, newest)
         history: list[Message] = []
+        steers = [message for turn, steering in in_session.steers for message in steering if turn == work.turn]
         for n, messages in enumerate([None, *turns]):
             history += history_decoder.decode(messages) if messages else []
             history += [message for turn, steering in in_session.steers for message in steering if turn == n]
@@ -222,7 +225,7 @@ class TurnAdmission:
         if deadline_ms:
             deadline = asyncio.get_running_loop().time() + (int(deadline_ms) - self._server.clock.now_ms()) / 1000
         job_of_run = job_decoder.decode(job) if job else None
-        return Turn(in_session.request, history, deadline, job_of_run, in_session.notes, in_session.summary)
+        return Turn(in_session.request, history, deadline, job_of_run, in_session.notes, in_session.summary, steers)
 
 
 class LookUps:

@@ -135,6 +135,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What goes wrong with every later try."""
     queued: Natural = 0
     """A job in the background waits for this many looks at it before it runs."""
+    refuses_steering: bool = False
+    """Over a WebSocket, the answer goes on without the message that should steer it."""
 
     def fault_of(self, attempt: int) -> Fault | None:
         """What goes wrong with this try, counted from 0."""

@@ -18,6 +18,7 @@ from typing import Any, Self, cast
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse
+from starlette.websockets import WebSocket
 from uvicorn.server import ServerState
 
 from tokenbus_services.mock_provider import calls
@@ -46,6 +47,7 @@ from tokenbus_services.mock_provider.plan import (
 from tokenbus_services.mock_provider.reply import STAMP, Reply
 from tokenbus_services.mock_provider.request import MULTIPART, HttpError, ModelRequest, interpret, read_form
 from tokenbus_services.mock_provider.request_log import AttemptCounter, Exchange, HttpRequest, RequestLog, State
+from tokenbus_services.mock_provider.response_socket import ResponseSocket
 from tokenbus_services.mock_provider.script import Fault, HangUp, Script, Status, Turn, Wire
 from tokenbus_services.mock_provider.uploads import FileStore
 from tokenbus_services.net.http_server import BoundedProtocol, HttpBounds, server_config
@@ -256,7 +258,7 @@ class MockProvider:
 
     async def __aenter__(self) -> Self:
         connection = partial(_Connection, changed=self._log.changed)
-        config = server_config(self._serve, _BOUNDS, connection=connection, grace_s=0, kept_s=_DAY_S)
+        config = server_config(self._serve, _BOUNDS, connection=connection, web_sockets=True, grace_s=0, kept_s=_DAY_S)
         config.load()
         accept = partial(config.http_protocol_class, config=config, server_state=self._connections, app_state={})  # pyright: ignore[reportCallIssue]
         self._listener = await asyncio.get_running_loop().create_server(accept, *self._address, backlog=1024)
@@ -274,8 +276,13 @@ class MockProvider:
         if self._error is not None and error is None:
             raise self._error
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send, *, transport: asyncio.Transport) -> None:
+    async def _serve(
+        self, scope: Scope, receive: Receive, send: Send, *, transport: asyncio.Transport | None = None
+    ) -> None:
         """One request and its answer. Does not raise: the server would log it, and answer it by itself."""
+        if transport is None:
+            await self._serve_socket(WebSocket(scope, receive, send))
+            return
         request, body = Request(scope, receive), bytearray()
         problem = (505, "HTTP/1.1 only") if scope["http_version"] != "1.1" else None
         try:
@@ -300,6 +307,22 @@ class MockProvider:
         await self._exchange(
             Exchange(http_request=http_request, received_at=time.monotonic()), receive, send, transport
         )
+
+    async def _serve_socket(self, socket: WebSocket) -> None:
+        """Responses over a WebSocket."""
+
+        def begin(body: bytes) -> Exchange:
+            path, headers = socket.scope["raw_path"].decode("ascii", "replace"), dict(socket.headers)
+            http_request = HttpRequest(method="POST", path=path, query={}, headers=headers, body=body)
+            exchange = Exchange(http_request=http_request, received_at=time.monotonic())
+            self._log.add(exchange)
+            return exchange
+
+        steers = ResponseSocket(socket, begin, self._plan, self._set_state, refuses=self._refuses_steering)
+        await steers.serve()
+
+    def _refuses_steering(self, exchange: Exchange) -> bool:
+        return exchange.request is not None and self._turn(exchange.request).refuses_steering
 
     async def _exchange(self, exchange: Exchange, receive: Receive, send: Send, transport: asyncio.Transport) -> None:
         self._log.add(exchange)

@@ -44,6 +44,7 @@ from tokenbus.core.run.effects import (
     NextTurn,
     ReleaseFromPolicies,
     RunTools,
+    SteerCall,
     Wait,
 )
 from tokenbus.core.run.sealed_run import AnyRun
@@ -91,6 +92,8 @@ class EffectWriter:
         match effect:
             case CloseAttempt(turn, attempt):
                 self._close_attempt(s.run, turn, attempt, "the turn ended in the text", commit)
+            case SteerCall(attempt):
+                commit.append(self._control, [s.run, encode(Control(s.run, "steer", attempt))])
             case NextTurn(work, history, so_far, steered):
                 self._close_attempt(s.run, work.turn, work.attempt - 1, "a newer attempt began", commit)
                 if history is not None:

@@ -41,6 +41,7 @@ class _Saved(msgspec.Struct, array_like=True):
     called_ms: int = 0
     opened_ms: int = 0
     traceparent: str = ""
+    steers: bool = False
 
 
 class AttemptReader:
@@ -61,6 +62,7 @@ class AttemptReader:
         self._provider = ""
         self._request_id: str | None = None
         self._called_ms = 0
+        self._steers = False
         self._decoder: Decoder | None = None
 
     @property
@@ -94,7 +96,7 @@ class AttemptReader:
                 self._api, self._provider = item.api, item.provider
                 self.images = item.images
                 self._request_id = request_id_of(item.headers)
-                self._called_ms, self.traceparent = item.called_ms, item.traceparent
+                self._called_ms, self.traceparent, self._steers = item.called_ms, item.traceparent, item.steers
                 self._decoder = registry.get(item.api).decoder(
                     status=item.status, headers=item.headers, stream=item.stream, quirks=item.quirks
                 )
@@ -151,6 +153,7 @@ class AttemptReader:
             provider=self._provider,
             called_ms=self._called_ms,
             request_id=self._request_id or "",
+            steers=self._steers,
         )
 
     def _named(self, event: Failed | Cut) -> Failed | Cut:
@@ -181,7 +184,7 @@ class AttemptReader:
         """Serialize the state for `load`."""
         decoder = msgspec.msgpack.encode(self._decoder) if self._decoder else b""
         about = (self._api, decoder, self.images, self._provider, self._request_id, self._called_ms)
-        about += (self.opened_ms, self.traceparent)
+        about += (self.opened_ms, self.traceparent, self._steers)
         saved = _Saved(self.attempt, self._next, self.over, self._terminal, *about)
         return msgspec.msgpack.encode(saved)
 
@@ -192,6 +195,7 @@ class AttemptReader:
         self = cls(saved.attempt)
         self.images, self._provider, self._request_id = saved.images, saved.provider, saved.request_id
         self._called_ms, self.opened_ms, self.traceparent = saved.called_ms, saved.opened_ms, saved.traceparent
+        self._steers = saved.steers
         self._next, self.over, self._terminal, self._api = saved.next_frame, saved.over, saved.terminal, saved.api
         if saved.api and saved.decoder:
             self._decoder = registry.get(saved.api).restore(saved.decoder)

@@ -191,6 +191,8 @@ class Opened(msgspec.Struct, frozen=True, array_like=True, tag="open"):
     """Unix time when the provider was called."""
     traceparent: str = ""
     """The publisher's trace context; empty: it gave none."""
+    steers: bool = False
+    """The call takes in messages of its session while the answer comes."""
 
 
 class Data(msgspec.Struct, frozen=True, array_like=True, tag="data"):
@@ -337,10 +339,10 @@ class Control(msgspec.Struct, frozen=True, array_like=True):
     """A message to all workers of a partition."""
 
     run: str
-    what: Literal["cancel", "closed"] = "cancel"
-    """``closed``: one attempt is over; the run continues."""
+    what: Literal["cancel", "closed", "steer"] = "cancel"
+    """``closed``: one attempt is over; the run continues. ``steer``: its call takes in the messages that wait."""
     attempt: int = 0
-    """The attempt that was closed."""
+    """The attempt that was closed, or that takes them in."""
 
 
 # What the parser reads from `events`: what happens to a run from outside, and what its provider sent.

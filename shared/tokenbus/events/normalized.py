@@ -42,6 +42,8 @@ class Start(_Normal, frozen=True, tag="start"):
     """Unix time when the provider was called; 0: unknown."""
     request_id: str = ""
     """The provider's id of the call."""
+    steers: bool = False
+    """The call takes in messages of its session while the answer comes."""
 
 
 class BlockStart(_Normal, frozen=True, tag="open"):

@@ -15,7 +15,19 @@ from tokenbus.events.requests import Generate, Message, Mode
 from tokenbus.providers.file_api import FileApi
 from tokenbus.providers.media import MediaLimits
 
-__all__ = ["ApiName", "Built", "Decoder", "Format", "HttpCall", "JobApi", "JobSeen", "Provider", "Quirks"]
+__all__ = [
+    "ApiName",
+    "Built",
+    "Decoder",
+    "Format",
+    "HttpCall",
+    "JobApi",
+    "JobSeen",
+    "Provider",
+    "Quirks",
+    "SteerApi",
+    "SteerSeen",
+]
 
 
 class HttpCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +120,45 @@ class JobApi(Protocol):
         ...
 
 
+class SteerSeen(msgspec.Struct, frozen=True):
+    """What a message of a WebSocket says about the response that comes over it."""
+
+    passes: bool = False
+    """It is an event of the response's stream."""
+    response: str = ""
+    """The response's id, in its first event."""
+    over: bool = False
+    """It is the response's last event."""
+    steered: bool = False
+    """The response ended early, because of what it was steered with; the next one answers that."""
+    refused: bool = False
+    """The response goes on without what it was to be steered with."""
+    status: int = 0
+    """The HTTP status of an error."""
+
+
+class SteerApi(Protocol):
+    """Responses over a WebSocket, which take in further messages while they come. Bodies of calls and events are those
+    of HTTP. Sans-IO.
+    """
+
+    def begin(self, body: bytes) -> bytes:
+        """The message that begins a response. ``body``: of its call."""
+        ...
+
+    def steer(self, response: str, body: bytes) -> bytes:
+        """The message that steers it. ``body``: of a call with the steering messages alone."""
+        ...
+
+    def read(self, message: bytes) -> SteerSeen:
+        """Read a message of the provider. Never raises: what is unreadable is an event, which its decoder refuses."""
+        ...
+
+    def ended(self, response: str) -> bytes:
+        """The event with which a response would end that was steered."""
+        ...
+
+
 class Provider(Protocol):
     """Everything tokenbus knows about one provider API. Each provider module exports one as ``provider``.
 
@@ -127,6 +178,8 @@ class Provider(Protocol):
     """The provider's file API; None if it has none or its requests cannot name files."""
     jobs: JobApi | None
     """The provider's jobs in the background; None if it has none."""
+    steering: SteerApi | None
+    """How messages steer its answers; None: they cannot."""
     last: tuple[bytes, ...]
     """Prefixes of the event lines after which a stream carries nothing more (see `LastEvent`). For APIs whose streams
     end only with the body, these are the error events.

@@ -10,7 +10,7 @@ import msgspec
 
 from tokenbus.events.frames import ImagesRequested
 from tokenbus.events.requests import Generate, Message, Mode
-from tokenbus.providers.api import Built, Decoder, Format, HttpCall, JobApi, Quirks
+from tokenbus.providers.api import Built, Decoder, Format, HttpCall, JobApi, Quirks, SteerApi
 from tokenbus.providers.file_api import FileApi
 from tokenbus.providers.media import MediaLimits
 from tokenbus.providers.request.build import formatted
@@ -35,6 +35,7 @@ class ProviderBase:
     urgent: tuple[bytes, ...] = (b'"error"',)
     files: FileApi | None = None
     jobs: JobApi | None = None
+    steering: SteerApi | None = None
     last: tuple[bytes, ...] = ()
     image_keys: re.Pattern[bytes] | None = None
     formats: Mapping[Mode, Format] = {}

@@ -12,7 +12,10 @@ from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.usage import Usage
 
 GOLDEN: list[tuple[n.Normalized, list[Any]]] = [
-    (n.Start("m", "msg_1", 2, "gemini", "g", 5, "req_1"), ["start", "m", "msg_1", 2, "gemini", "g", 5, "req_1"]),
+    (
+        n.Start("m", "msg_1", 2, "gemini", "g", 5, "req_1", steers=True),
+        ["start", "m", "msg_1", 2, "gemini", "g", 5, "req_1", True],
+    ),
     (n.BlockStart(0, "text", "", "q"), ["open", 0, "text", "", "q"]),
     (n.TextDelta(0, "Hel"), ["text", 0, "Hel"]),
     (n.RefusalDelta(0, "No"), ["refusal", 0, "No"]),

@@ -24,6 +24,7 @@ from tokenbus_services.endpoints.response_body import BodyRefused, beginning, de
 from tokenbus_services.fetcher.calls.background_job import Readings, RunningJob
 from tokenbus_services.fetcher.calls.call_timeouts import DEADLINE_PASSED, CallTimeouts
 from tokenbus_services.fetcher.calls.response_relay import PLAIN, CallOptions, relay_response
+from tokenbus_services.fetcher.calls.steered_call import SteeredCall
 from tokenbus_services.fetcher.uploads.upload import AUTH_UNAVAILABLE
 from tokenbus_services.fetcher.writing.attempt_writer import AttemptWriter
 from tokenbus_services.media.locate import MediaBody, MediaFailed
@@ -156,7 +157,7 @@ async def _read(
     seconds = endpoint.settings.first_event_timeout_s
     silence.allow(seconds, "first_event_timeout", f"no answer within {seconds:g} s")
     silence.report_after(SILENT_S, lambda: _report_silence(endpoint, request, writer, seconds, options))
-    response = await _answer_to(endpoint, call, body)
+    response = await _answer_to(endpoint, call, body, options.steered)
     if isinstance(response, ErrorInfo):
         return response
     if options.facts:
@@ -209,10 +210,12 @@ def _report_silence(
     return silent.began(endpoint.name, request.model, options.called_ms) if silent else lambda: None
 
 
-async def _answer_to(endpoint: Endpoint, call: HttpCall, body: MediaBody | None) -> httpx.Response | ErrorInfo:
+async def _answer_to(
+    endpoint: Endpoint, call: HttpCall, body: MediaBody | None, steered: SteeredCall | None
+) -> httpx.Response | ErrorInfo:
     """Send the call; return the head of its answer, or why there is none."""
     try:
-        return await _send(endpoint, call, body)
+        return await (steered.send(call) if steered else _send(endpoint, call, body))
     except MediaFailed as e:
         return e.error
     except KeyMissing as e:

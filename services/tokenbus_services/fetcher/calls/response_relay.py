@@ -19,6 +19,7 @@ from tokenbus_services.endpoints.response_body import BodyRefused
 from tokenbus_services.fetcher.calls.background_job import RunningJob
 from tokenbus_services.fetcher.calls.call_spans import CallFacts
 from tokenbus_services.fetcher.calls.call_timeouts import AnswerProgress, CallTimeouts, SilentCalls
+from tokenbus_services.fetcher.calls.steered_call import SteeredCall
 from tokenbus_services.fetcher.image_offload import ImageOffloader, ImageStore
 from tokenbus_services.fetcher.limits.token_estimate import TokenTally
 from tokenbus_services.fetcher.writing.attempt_writer import AttemptWriter
@@ -149,6 +150,7 @@ def _opened(
         provider=endpoint.name,
         called_ms=options.called_ms,
         traceparent=request.traceparent or "",
+        steers=options.steered is not None and response.status_code < 300,
     )
     return opened, offloader
 
@@ -217,6 +219,8 @@ class CallOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The workers' clock."""
     silent: SilentCalls | None = None
     """Counts the call while it has no byte of an answer, from `provider_call.SILENT_S` on."""
+    steered: SteeredCall | None = None
+    """Sends the call over a WebSocket, and steers its answer; None: the call goes over HTTP."""
 
 
 PLAIN = CallOptions()

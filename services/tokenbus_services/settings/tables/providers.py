@@ -106,6 +106,8 @@ class ProviderSettings(Table, frozen=True, kw_only=True):
     """Maximum duration of one call."""
     job_timeout_s: Seconds = 86400.0
     """Maximum duration of a job in the background, which may take many calls."""
+    steering: bool = False
+    """Sessions call it over a WebSocket, so that it takes a message with `now` into its present answer."""
     durability: DurabilityLevel | None = None
     """Of its runs, from their acceptance on; None: that of `[durability]`."""
     media: MediaSettings = MediaSettings()
@@ -126,6 +128,8 @@ class ProviderSettings(Table, frozen=True, kw_only=True):
             raise ValueError(f"api: {e.problem}" + (f"; did you mean {close!r}?" if close else "")) from e
         if not (self.path is self.path_whole is None or api.takes_path):
             raise ValueError(f"{self.api} supports no custom path, because its path selects streaming; use base_url")
+        if self.steering and api.steering is None:
+            raise ValueError(f"steering: answers of {self.api} take in no messages")
         if self.uploads is not None and api.files is None:
             raise ValueError(f"requests of {self.api} cannot refer to uploaded files")
 

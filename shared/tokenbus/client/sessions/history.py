@@ -36,6 +36,7 @@ FIRST_BYTES = 2**18
 _PIECES = ("add", "in", "out", "heard", "steer")
 _COUNT = 256
 _messages = msgspec.json.Decoder(list[Message])
+_work = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _steers = msgspec.json.Decoder(list[tuple[int, list[Message]]])
 
 
@@ -200,6 +201,23 @@ async def steered_turns(deployment: Deployment, run: str) -> list[int]:
     with translated(deployment.server):
         found: bytes | None = await deployment.server.client.hget(keys.of_session(of.ref)[3], f"steer:{of.number}")
     return [turn for turn, _ in _steers.decode(found or b"[]")]
+
+
+async def waiting_steers(server: Server, keys: Keys, of: SessionRun) -> list[Message]:
+    """The messages that wait to steer a session's open run, in the order in which its next turn takes them in. Raises
+    redis-py's errors.
+    """
+    _, appends, queue, _ = keys.within(keys.partition_of(of.id)).of_session(of.ref)
+    waiting: list[bytes] = await server.client.zrange(queue, 0, -1)
+    if not waiting:
+        return []
+    found: list[bytes | None] = await server.client.hmget(
+        appends, [mark + one for one in waiting for mark in (b"!", b"^")]
+    )
+    works = [work for work, steers in zip(found[::2], found[1::2], strict=True) if work and steers]
+    # The first field of what a message starts; another one is no text, so the whole cannot be decoded.
+    pieces = [msgspec.msgpack.decode(_work.decode(work)[0], type=str) for work in works]
+    return [message for piece in pieces for message in _messages.decode(f"[{piece}]")]
 
 
 def _decoded(piece: bytes | None) -> list[Message]:

@@ -38,12 +38,19 @@ def next_turn(s: RunState, history: list[Message], at_ms: int, *, steered: bool 
     s.text = s.text and s.text.following()
     begin_attempt(s, at_ms)
     # In prefill mode all is one text.
-    return NextTurn(turn_work(s), history, steered=steered and s.text is None)
+    return handed_out(s, history=history, steered=steered and s.text is None)
 
 
 def may_steer(s: RunState) -> bool:
     """Whether the turn can be steered before its end. Calls of tools that have begun get their results first."""
     return s.text is None and not any(kind not in _STEERABLE for _, kind in s.blocks.begun.values())
+
+
+def provider_steers(s: RunState) -> bool:
+    """Whether the provider can take the messages into its present call: it keeps what it said, so nothing that policies
+    or stop strings change may go on from there.
+    """
+    return s.start is not None and s.start.steers and s.scan is None and not s.accepted.policy_plan
 
 
 def steer_turn(s: RunState, out: Outbox, at_ms: int) -> NextTurn:
@@ -71,7 +78,7 @@ def restart_turn(
     s.blocks.complete_all(out, cut=True)
     discard_blocks(s, out, error, s.attempt + 1, delay_ms)
     begin_attempt(s, not_before_ms or at_ms)
-    return NextTurn(turn_work(s, not_before_ms))
+    return handed_out(s, not_before_ms)
 
 
 def discard_blocks(
@@ -155,7 +162,7 @@ def resume(
         s.failures = s.losses = 0
     _number_attempt(s, not_before_ms or at_ms)
     s.blocks.attempt = s.attempt
-    return NextTurn(turn_work(s, not_before_ms), so_far=so_far)
+    return handed_out(s, not_before_ms, so_far=so_far)
 
 
 def complete_other_blocks(text: TurnText, blocks: BlockTable, out: Outbox, *, cut: bool) -> None:
@@ -172,8 +179,17 @@ def fresh_table(s: RunState) -> BlockTable:
     )
 
 
-def turn_work(s: RunState, not_before_ms: int = 0) -> TurnWork:
-    return TurnWork(s.run, s.turn, s.attempt, not_before_ms, choice=s.choice)
+def handed_out(
+    s: RunState,
+    not_before_ms: int = 0,
+    *,
+    history: list[Message] | None = None,
+    so_far: Message | None = None,
+    steered: bool = False,
+) -> NextTurn:
+    """Hand out the attempt that began. It has the messages that the provider was to take into the one before."""
+    work = TurnWork(s.run, s.turn, s.attempt, not_before_ms, choice=s.choice)
+    return NextTurn(work, history, so_far, steered=steered or s.steered_attempt == s.attempt - 1 > 0)
 
 
 def _number_attempt(s: RunState, handed_out_ms: int) -> None:
@@ -221,7 +237,7 @@ def fall_back(s: RunState, out: Outbox, error: ErrorInfo, at_ms: int) -> NextTur
     )
     s.text = s.text and s.text.again(s.target.reading)
     begin_attempt(s, at_ms)
-    return NextTurn(turn_work(s))
+    return handed_out(s)
 
 
 AttemptOutcome = Literal["ok", "error", "lost", "cancelled", "stopped"]

@@ -32,6 +32,12 @@ class CloseAttempt(msgspec.Struct, frozen=True):
     attempt: int
 
 
+class SteerCall(msgspec.Struct, frozen=True):
+    """Let the provider take the session's messages that steer into its present call, which then ends early."""
+
+    attempt: int
+
+
 class RunTools(msgspec.Struct, frozen=True):
     """Hand out the calls of a turn; each stays open until its result or the end of the run."""
 
@@ -98,6 +104,7 @@ class ForgetRun(msgspec.Struct, frozen=True):
 Effect = (
     NextTurn
     | CloseAttempt
+    | SteerCall
     | RunTools
     | Wait
     | GiveAnswer

@@ -146,6 +146,8 @@ class RunState(msgspec.Struct):
     """The end of a durable run, while it waits to be published."""
     reported_attempt: int = 0
     """The last attempt whose end was reported."""
+    steered_attempt: int = 0
+    """The last attempt whose provider is to take in messages that steer; the attempt after it has them."""
 
     @property
     def target(self) -> FallbackPlan:

@@ -49,6 +49,7 @@ from tokenbus.core.run.attempts import (
     may_steer,
     next_speaker,
     next_turn,
+    provider_steers,
     report_attempt,
     restart_turn,
     resume,
@@ -56,7 +57,17 @@ from tokenbus.core.run.attempts import (
 )
 from tokenbus.core.run.block_deltas import add
 from tokenbus.core.run.blocks.block_table import BlockTable
-from tokenbus.core.run.effects import CloseAttempt, Effect, EndWait, ForgetRun, GiveAnswer, MoveDeadline, RunTools, Wait
+from tokenbus.core.run.effects import (
+    CloseAttempt,
+    Effect,
+    EndWait,
+    ForgetRun,
+    GiveAnswer,
+    MoveDeadline,
+    RunTools,
+    SteerCall,
+    Wait,
+)
 from tokenbus.core.run.gate import ToolVerdicts
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.state import RunState
@@ -329,8 +340,9 @@ class RunMachine:
                 return
             self._end(RunFailedEvent, finish="error", finish_raw=event.finish_raw or None, error=error)
             return
-        if event.finish == "pause" and s.pauses < MAX_PAUSES:
-            s.pauses += 1
+        steered = s.steered_attempt == s.attempt
+        if event.finish == "pause" and (steered or s.pauses < MAX_PAUSES):
+            s.pauses += not steered
             self.effects.append(next_turn(s, [self._content()], self._now_ms))
             return
         finish = event.finish
@@ -412,6 +424,10 @@ class RunMachine:
         """Let messages of the session into the turn that is streaming. In other phases they go into the next one."""
         s = self.state
         if s.phase != "streaming" or not may_steer(s):
+            return
+        if provider_steers(s):
+            s.steered_attempt = s.attempt
+            self.effects.append(SteerCall(s.attempt))
             return
         if s.scan:
             self._read(s.scan.release())

@@ -6,12 +6,13 @@ import re
 from collections.abc import Mapping
 
 from tokenbus.events.requests import Mode
-from tokenbus.providers.api import ApiName, Format, JobApi, Provider
+from tokenbus.providers.api import ApiName, Format, JobApi, Provider, SteerApi
 from tokenbus.providers.base import ProviderBase
 from tokenbus.providers.file_api import FileApi
 from tokenbus.providers.media import ANY, COMMON_IMAGES, MIB, MediaLimits
 from tokenbus.providers.openai_responses.files import files
 from tokenbus.providers.openai_responses.request import build, jobs
+from tokenbus.providers.openai_responses.steering import steering
 from tokenbus.providers.openai_responses.stream import ResponsesDecoder
 from tokenbus.providers.response.sse import MAX_IMAGE_EVENT_BYTES
 
@@ -35,6 +36,7 @@ class OpenAIResponses(ProviderBase):
     )
     files: FileApi | None = files
     jobs: JobApi | None = jobs
+    steering: SteerApi | None = steering
     last: tuple[bytes, ...] = tuple(
         b'data:{"type":"%b"' % name
         for name in (b"response.completed", b"response.incomplete", b"response.failed", b"response.cancelled", b"error")

@@ -41,6 +41,7 @@ FINISH: dict[str, n.FinishReason] = {
     "completed": "stop",
     "incomplete:max_output_tokens": "length",
     "incomplete:content_filter": "content_filter",
+    "incomplete:steered": "pause",
 }
 _FIELDS: dict[type[msgspec.Struct], str] = {wire.ArgumentsDelta: "arguments", wire.InputDelta: "input"}
 _STREAMED = {

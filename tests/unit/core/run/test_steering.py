@@ -6,7 +6,9 @@ import pytest
 
 from tests.unit.core.run.script import Story, of_type, text
 from tests.unit.core.run.test_continuing import begun, next_attempt, visible_text
+from tokenbus.core.run.effects import SteerCall
 from tokenbus.events import normalized as n
+from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import BusEvent, CancelRequested, SteerRequested, TextReading
 from tokenbus.events.public import BlockComplete, Cancelled, Completed, Retrying, UsageReported
 from tokenbus.events.requests import Message, TextPart
@@ -74,3 +76,45 @@ def test_otherwise_it_waits(story: Story, before: list[BusEvent]) -> None:
     story.control(CancelRequested("enough"))
     story.control(SteerRequested())
     assert isinstance(story.events[-1], Cancelled)
+
+
+SERVED = n.Start("m", steers=True)
+
+
+def test_a_provider_that_steers_its_answer_ends_it_and_another_turn_follows() -> None:
+    story = Story(continues=True)
+    story.provider(SERVED, *begun("Hello", " wor"))
+    at = len(story.effects)
+    story.control(SteerRequested())
+    assert story.effects[at:] == [SteerCall(1)]
+    story.provider(n.TextDelta(0, "ld"), n.BlockStop(0), n.Done("pause", "incomplete:steered"))
+    effect = next_attempt(story)
+    said = Message(role="assistant", content=[TextPart(text="Hello world")])
+    assert (effect.work.turn, effect.work.attempt, effect.history, effect.steered) == (1, 2, [said], True)
+    story.provider(n.Start("m"), n.Done("pause"))
+    assert not next_attempt(story).steered
+
+
+def test_the_attempt_after_one_that_is_lost_has_what_should_steer_it() -> None:
+    story = Story(on_failure="restart")
+    story.provider(SERVED, *begun("Hello", " wor"))
+    story.control(SteerRequested())
+    story.provider(n.Cut("gone", ErrorInfo(code="worker_lost", kind="internal", message="gone", retryable=True)))
+    effect = next_attempt(story)
+    assert (effect.work.turn, effect.work.attempt, effect.steered) == (0, 2, True)
+
+
+@pytest.mark.parametrize("done", [n.Done("stop"), n.Done("length")])
+def test_an_answer_that_ends_first_is_the_end(done: n.Done) -> None:
+    story = Story()
+    story.provider(SERVED, *begun("Hello", " wor"))
+    story.control(SteerRequested())
+    story.provider(n.BlockStop(0), done)
+    assert isinstance(story.events[-1], Completed)
+
+
+def test_what_stop_strings_change_goes_on_from_what_was_published() -> None:
+    story = Story(stops=("x",))
+    story.provider(SERVED, *begun("Hello", " wor"))
+    story.control(SteerRequested())
+    assert next_attempt(story).steered
