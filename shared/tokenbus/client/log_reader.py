@@ -132,6 +132,11 @@ class LogReader:
         self._look_s = LOOK_S
         return self._in_order(log, entries)
 
+    @property
+    def from_archive(self) -> bool:
+        """Whether the server has forgotten the run, and the events come from the archive."""
+        return self._archived is not None
+
     async def _in_archive(self, keys: Keys) -> bool:
         """Whether the rest of the events is in the archive alone, and comes from there now."""
         archive = await self._deployment.archive()

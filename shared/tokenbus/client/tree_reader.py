@@ -24,7 +24,7 @@ from tokenbus.client.log_reader import LONGEST_LOOK_S, LOOK_S, LogReader
 from tokenbus.client.tailing import StreamFeed
 from tokenbus.errors import CursorAhead, CursorTrimmed, Malformed, RunLost, RunNotFound, ServerUnavailable
 from tokenbus.events.child_runs import TreeEntry, child_id, path_to, root_of
-from tokenbus.events.public import TERMINAL, PublicEvent
+from tokenbus.events.public import TERMINAL, ChildStarted, PublicEvent
 
 COUNT = 256
 _START = "0-0"
@@ -180,6 +180,8 @@ class TreeReader:
             self._of_root = await own.read()
         if begin is None:
             begin = await self._first(keys)  # after the root was read, before its events are passed on
+        if own.from_archive and any(isinstance(event, ChildStarted) for event in self._of_root):
+            raise RunNotFound(self._top)  # the archive has each run of the tree, and not the order
         events, self._of_root = self._of_root, []
         if begin is not None:
             events = [event for event in events if event.seq <= begin[1].last]

@@ -21,7 +21,7 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.run_record import ARCHIVE
 from tokenbus.bus.server.server import Server
 from tokenbus.errors import CursorAhead, RunNotFound
-from tokenbus_services.mock_provider import MockProvider, Reply, Script, Turn
+from tokenbus_services.mock_provider import MockProvider, Reply, Script, ToolCall, Turn
 
 OURS, THEIRS = "swordfish", "halibut"
 SCRIPTS = [Script(name=word, turns=(Turn(says=Reply(text=f"It is {word} again.")),)) for word in (OURS, THEIRS)]
@@ -50,11 +50,35 @@ async def forget(server: Server, keys: Keys, runs: list[str]) -> None:
     async def archived() -> bool:
         return not any([await server.client.hexists(keys.run(name), ARCHIVE) for name in runs])
 
-    await eventually(archived)
+    await eventually(archived, timeout=120)
     for name in runs:
-        await server.client.unlink(keys.run(name), keys.log(name))
+        await server.client.unlink(*keys.kept_of(name))
         async for key in server.client.scan_iter(match=f"{keys.prefix}:*index:ended*"):
             await server.client.zrem(key, name)
+
+
+async def test_each_run_of_a_tree_is_followed_from_the_archive_and_the_order_of_the_tree_is_not(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    asks = Reply(tool_calls=(ToolCall(name="helper", arguments={"task": "go"}),))
+    root = Script(name="asks", turns=(Turn(says=asks), Turn(says=Reply(text="Thanks."))))
+    helper = f'[tools.helper]\nkind = "run"\nprovider = "anthropic"\nmodel = "{OURS}"\n'
+    async with (
+        MockProvider([*SCRIPTS, root]) as provider,
+        with_archive(tmp_path, server_url, keys, provider.url, more=helper) as (bus, blobs),
+        Client(server_url, prefix=keys.prefix, blobs=blobs.url) as client,
+    ):
+        await bus.start("tools")
+        run = await send("asks", tools=[{"name": "helper"}])
+        tree, alone = [run, f"{run}~0"], await send(THEIRS)
+        await ended(server.client, keys, [*tree, alone])
+        before = {name: [event async for event in client.follow(name)] for name in (*tree, alone)}
+        await forget(server, keys, [*tree, alone])
+        for name in (*tree, alone):
+            assert [event async for event in client.follow(name)] == before[name]
+        with pytest.raises(RunNotFound):
+            _ = [step async for step in client.follow_tree(run)]
+        assert [step.event async for step in client.follow_tree(alone)] == before[alone], "a tree of one has no order"
 
 
 async def test_what_the_server_forgot_is_followed_listed_and_shown(
