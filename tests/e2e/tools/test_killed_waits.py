@@ -18,6 +18,7 @@ from tests.waiting import eventually
 from tokenbus import Client
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
+from tokenbus.errors import AlreadyDecided
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, ToolCall, Turn
 
 OLDER = Path(__file__).parents[2] / "services" / "tools" / "mcp" / "older_server.py"
@@ -33,6 +34,11 @@ approval = "always"
 kind = "python"
 call = "tests.services.tools.sample_tools:book"
 parameters = {{ type = "object" }}
+[tools.where]
+kind = "client"
+description = "Where the user is."
+parameters = {{ type = "object" }}
+timeout_s = 300
 [mcp.older]
 kind = "stdio"
 command = "{sys.executable}"
@@ -185,6 +191,46 @@ async def test_an_answer_counts_once_whoever_is_killed(
         expected = {"before": "before/1A", "at": "at/2A", "after": "after/3A"}
         assert result["content"] == expected.get(word, "not booked: decline by ann over bus")
         assert log[-1]["type"] == "completed"
+
+
+@pytest.mark.leaves_pending
+async def test_a_result_of_the_client_counts_once_whoever_is_killed(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    asks = Reply(tool_calls=(ToolCall(name="where"),))
+    script = Script(name="asks", turns=(Turn(says=asks), Turn(says=Reply(text="Done."))))
+    words = ("before", "at", "after")
+    async with (
+        MockProvider([script]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS, SETTINGS) as workers,
+        Client(server_url, prefix=keys.prefix) as bus,
+    ):
+        runs = {word: await send("asks", tools=[{"name": "where"}]) for word in words}
+        await eventually(lambda: waits(server, keys, [*runs.values()]), timeout=60)
+        found = {info.run: info.wait async for info in bus.waiting()}
+
+        async def give(word: str) -> None:
+            await bus.tool_result(runs[word], found[runs[word]], {"city": word}, by="ann")
+
+        await replaced(workers)  # before any result
+        await give("before")
+        await ended(server.client, keys, [runs["before"]])
+        await freeze_owners(workers)
+        await give("at")
+        await replaced(workers)
+        await ended(server.client, keys, [runs["at"]])
+        await give("after")
+        await replaced(workers)
+        logs: Any = await ended(server.client, keys, [*runs.values()])
+        for run in runs.values():
+            with pytest.raises(AlreadyDecided):
+                await bus.tool_result(run, found[run], {"city": "elsewhere"}, by="bob")
+        assert [info async for info in bus.waiting()] == []
+    for word, run in runs.items():
+        judge.check(logs[run])
+        assert [(e["wait"], e["by"]) for e in logs[run] if e["type"] == "resumed"] == [(found[run], "ann")]
+        (result,) = [e for e in logs[run] if e["type"] == "block_complete" and e["kind"] == "tool_result"]
+        assert (result["content"], logs[run][-1]["type"]) == (f'{{"city":"{word}"}}', "completed")
 
 
 @pytest.mark.leaves_pending
