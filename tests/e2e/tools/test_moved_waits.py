@@ -32,11 +32,24 @@ kind = "python"
 call = "tests.services.tools.sample_tools:noted"
 parameters = { type = "object" }
 approval = "always"
+[tools.where]
+kind = "client"
+description = "Where the user is."
+parameters = { type = "object" }
+timeout_s = 300
 """
+TOOLS = [{"name": "noted"}, {"name": "where"}]
+
+
+def of_client(n: int) -> bool:
+    """Whether the run with this number waits for a result of its client, not for leave."""
+    return n % 4 == 3
 
 
 def says(notes: Path, word: str) -> Script:
     call = ToolCall(name="noted", arguments={"path": str(notes), "word": word})
+    if of_client(int(word[-1])):
+        call = ToolCall(name="where")
     return Script(name=word, turns=(Turn(says=Reply(tool_calls=(call,))), Turn(says=Reply(text="Done."))))
 
 
@@ -53,9 +66,12 @@ async def all_wait(bus: Client, runs: Sequence[str]) -> bool:
 
 
 async def decided(bus: Client, runs: Sequence[str]) -> None:
-    """Every other one is allowed."""
+    """Every other one is allowed, and a client returns the result of every fourth."""
     found = await waiting(bus, runs)
     for n, run in enumerate(runs):
+        if of_client(n):
+            await bus.tool_result(run, found[run].wait, {"city": run}, by="ann")
+            continue
         await (bus.deny(run, found[run].wait, by="ann") if n % 2 else bus.approve(run, found[run].wait, by="ann"))
 
 
@@ -65,7 +81,10 @@ def check(notes: Path, runs: Sequence[str], logs: Any) -> None:
     for n, run in enumerate(runs):
         judge.check(logs[run])
         (resumed,) = [event for event in logs[run] if event["type"] == "resumed"]
-        assert (resumed["decision"], logs[run][-1]["type"]) == ("deny" if n % 2 else "allow", "completed")
+        decision = "result" if of_client(n) else "deny" if n % 2 else "allow"
+        assert (resumed["decision"], logs[run][-1]["type"]) == (decision, "completed")
+        (result,) = [e for e in logs[run] if e["type"] == "block_complete" and e["kind"] == "tool_result"]
+        assert not of_client(n) or result["content"] == f'{{"city":"{run}"}}'
 
 
 async def test_runs_that_wait_stay_where_they_are_while_the_partitions_change(
@@ -81,7 +100,7 @@ async def test_runs_that_wait_stay_where_they_are_while_the_partitions_change(
         Client(server_url, prefix=keys.prefix) as bus,
     ):
         for run in before:
-            await send(run, id=run, tools=[{"name": "noted"}])
+            await send(run, id=run, tools=TOOLS)
         await eventually(lambda: all_wait(bus, before), timeout=60)
         changed = await command("repartition", "11", TOKENBUS_CONFIG=str(tmp_path / "tokenbus.toml"))
         assert changed.code == 0, changed.error
@@ -101,7 +120,7 @@ async def _log(bus: Client, run: str) -> list[Any]:
 
 def _request(run: str) -> dict[str, Any]:
     messages = [{"role": "user", "content": "Go."}]
-    return {"provider": "anthropic", "model": run, "messages": messages, "tools": [{"name": "noted"}]}
+    return {"provider": "anthropic", "model": run, "messages": messages, "tools": TOOLS}
 
 
 @pytest.mark.leaves_pending
@@ -118,7 +137,7 @@ async def test_runs_that_wait_are_decided_after_a_fail_over(tmp_path: Path) -> N
         ):
             send = sender(server, keys)
             for run in runs:
-                await send(run, id=run, tools=[{"name": "noted"}])
+                await send(run, id=run, tools=TOOLS)
             await eventually(lambda: all_wait(bus, runs), timeout=60)
             await server.client.set("waited-for", 1)
             assert await server.client.wait(1, 0) >= 1, "a replica has all of it"
