@@ -89,7 +89,7 @@ chaos: setup
 		$(if $(BROKEN),--broken $(BROKEN)) $(if $(KEEP),--keep $(KEEP)) $(if $(FAULTS),--faults "$(FAULTS)")
 
 # The services in virtual time under faults, seed by seed; a seed that went wrong is printed with its fewest faults: SEEDS= SECONDS=
-# SEED= FAULTS= NUMBERS= FLEET= KEEP=; without each guard of scripts in turn: GUARDS=commit
+# SEED= FAULTS= NUMBERS= FLEET= KEEP=; without each guard of scripts in turn, whose table in chaos.md it writes: GUARDS=commit
 simulate-faults: setup
 	$(BIN)/python -m tests.simulated_faults --seeds $(or $(SEEDS),100) --seed $(or $(SEED),1) \
 		--fleet $(or $(FLEET),any) --faults "$(FAULTS)" --numbers "$(NUMBERS)" \

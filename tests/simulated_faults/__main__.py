@@ -15,7 +15,7 @@ from typing import get_args
 import msgspec
 
 from tests.servers import binary
-from tests.simulated_faults.guards import guards
+from tests.simulated_faults.guards import guards, keep_trial, write_table
 from tests.simulated_faults.play import Fleet, Plan, Played, keep, play
 from tests.simulated_faults.virtual import VirtualServer, clock_library
 
@@ -44,7 +44,7 @@ def main() -> int:
     parser.add_argument(
         "--guards",
         metavar="FILE",
-        help="play the seeds without each guard of the scripts of such a name, until one dies",
+        help="play the seeds without each guard of the scripts of such a name, until one goes wrong; write the table",
     )
     parser.add_argument("--show", action="store_true", help="print the workers' logs")
     args = parser.parse_args()
@@ -62,7 +62,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         clocks = clock_library(Path(name))
         if args.guards is not None:
-            return _try_guards(args.guards, range(args.seed, args.seed + args.seeds), clocks)
+            return _try_guards(args.guards, range(args.seed, args.seed + args.seeds), clocks, args.seconds)
         for seed in range(args.seed, args.seed + args.seeds):
             plan = Plan(seed=seed, fleet=args.fleet, faults=faults, numbers=numbers, show=args.show)
             played = _apart(plan, clocks)
@@ -87,17 +87,22 @@ def main() -> int:
     return 1 if bad else 0
 
 
-def _try_guards(files: str, seeds: range, clocks: Path) -> int:
-    """Print of each guard which seed goes wrong without it. The exit code is 1 if none does for one of them."""
+def _try_guards(files: str, seeds: range, clocks: Path, limit_s: float) -> int:
+    """Write down of each guard which seed goes wrong without it. The exit code is 1 if none does for one of them."""
     alive = 0
+    write_table()
     for guard in guards(files):
         for seed in seeds:
+            if _used_s() > limit_s:
+                return 1 if alive else 0
             played = _apart(Plan(seed=seed, without=guard), clocks)
             if played.problems:
+                keep_trial(guard, seed, 1 + seed - seeds.start)
                 print(f"{guard}\n    dies of seed {seed}: {played.problems[0][:200]}", flush=True)
                 break
         else:
             alive += 1
+            keep_trial(guard, None, len(seeds))
             print(f"{guard}\n    no seed goes wrong without it", flush=True)
     return 1 if alive else 0
 

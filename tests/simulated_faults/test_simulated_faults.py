@@ -10,6 +10,7 @@ from shutil import which
 
 import pytest
 
+from tests.simulated_faults import guards
 from tests.simulated_faults.play import Kept, kept
 
 SEEDS = 4
@@ -55,3 +56,8 @@ async def test_the_same_seed_is_the_same_trace() -> None:
     words = ("--seed", "7", "--fleet", "chained")
     traces = [next(line for line in (await _simulated(*words)).splitlines() if "trace" in line) for _ in range(2)]
     assert traces[0] == traces[1]
+
+
+def test_the_page_has_the_guards_that_were_tried() -> None:
+    assert guards.table() in guards.PAGE.read_text(encoding="utf-8"), "write it with: make simulate-faults GUARDS="
+    assert all(trial.seeds for trial in guards.trials())
