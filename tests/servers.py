@@ -17,7 +17,7 @@ from typing import Any
 
 import redis
 
-from tests.waiting import eventually_sync
+from tests.waiting import eventually, eventually_sync
 from tokenbus.errors import ServerUnavailable
 from tokenbus_services.process import parent_guard as guard
 from tokenbus_services.process.embedded_server import EmbeddedServer, carried_binary, find_binary, free_port
@@ -70,6 +70,20 @@ def image_here() -> str | None:
             here = set[str]()
         gc.collect()  # docker leaves a socket open when no engine answers
     return next((name for name in IMAGES if name in here), None)
+
+
+async def save(client: Any, *, timeout: float = 60.0) -> None:
+    """Let the server save what it has to its `dump.rdb`, and wait until it has.
+
+    Not by LASTSAVE, which two saves within a second do not change, nor by `rdb_saves`, which counts their beginnings.
+    """
+    await client.bgsave()
+
+    async def saved() -> bool:
+        said = await client.info("persistence")
+        return not said["rdb_bgsave_in_progress"] and said["rdb_last_bgsave_status"] == "ok"
+
+    await eventually(saved, timeout=timeout)
 
 
 class ClusterGroup:

@@ -79,6 +79,24 @@ async def _fact(client: Any, prefix: str, name: str) -> KeyFact | None:
     return KeyFact(name.removeprefix(f"{prefix}:"), kind, ttl_ms, length, pending, fields)
 
 
+async def keys_with(client: Any, prefix: str, word: str) -> set[str]:
+    """Every key of the deployment whose value has this word."""
+    reads = {
+        b"string": client.get,
+        b"set": client.smembers,
+        b"hash": client.hgetall,
+        b"stream": client.xrange,
+        b"zset": lambda key: client.zrange(key, 0, -1),
+        b"list": lambda key: client.lrange(key, 0, -1),
+    }
+    found: set[str] = set()
+    async for key in client.scan_iter(match=f"{prefix}:*", count=1000):
+        kind = await client.type(key)
+        if kind != b"none" and word in repr(await reads[kind](key)):
+            found.add(key.decode())
+    return found
+
+
 async def entries_of(client: Any, key: str) -> list[Entry]:
     entries: list[Any] = await client.xrange(key)
     written = [(entry_id, fields) for entry_id, fields in entries if b"ballast" not in fields]

@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.conftest import sender
 from tests.e2e.fleet import PIPELINE, TERMINAL, Fleet, Worker, ended, fleet, log_of
-from tests.servers import binary
+from tests.servers import binary, save
 from tests.waiting import eventually
 from tokenbus import Client
 from tokenbus.bus.keys import Keys
@@ -64,9 +64,7 @@ async def test_what_was_ended_is_followed_what_was_open_goes_on_and_nothing_is_d
                     log_before = await log_of(server.client, keys, before)
 
                     # The backup: first the server's snapshot, then what is in the object store.
-                    since = await server.client.lastsave()
-                    await server.client.bgsave()
-                    await eventually(lambda: saved_since(server, since))
+                    await save(server.client)
                     shutil.copy(lost / "server" / "dump.rdb", safe / "dump.rdb")
                     await server.client.xadd(keys.requests, {"__data__": cancel_of(done_later)})
                     after = await send("quick")
@@ -109,12 +107,6 @@ async def test_what_was_ended_is_followed_what_was_open_goes_on_and_nothing_is_d
 
 def cancel_of(run: str) -> str:
     return f'{{"type": "cancel", "run": "{run}"}}'
-
-
-async def saved_since(server: Server, since: object) -> bool:
-    said = await server.client.info("persistence")
-    assert said["rdb_last_bgsave_status"] == "ok", said
-    return await server.client.lastsave() != since
 
 
 async def provider_left(*fleets: Fleet) -> None:
