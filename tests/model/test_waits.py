@@ -1,6 +1,7 @@
 """What a run waits for has one fate, whatever decides it, in whatever order, and whoever dies meanwhile.
 
-Two parsers, of which one may be a zombie, on the real scripts; decisions, deadlines and cancels at any time.
+Two parsers, of which one may be a zombie, on the real scripts; decisions, deadlines and cancels at any time. Runs are
+put away and back at any time, too, also while a worker has one of their calls.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tests.unit.core.run.script import accepted, call
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.run_record import RunLifetimes
-from tokenbus.bus.scripts.runs import inputs
+from tokenbus.bus.scripts.runs import away, inputs
 from tokenbus.bus.scripts.script import LuaScript, declared
 from tokenbus.bus.stage import checkpoints
 from tokenbus.events import normalized as n
@@ -30,6 +31,7 @@ from tokenbus.events.frames import (
     CancelRequested,
     Control,
     EventFrame,
+    PutAway,
     ToolAsked,
     ToolReturned,
     ToolWaits,
@@ -127,6 +129,7 @@ class Waits(RuleBasedStateMachine):
                 fields=["request", b"{}"],
             )
         )
+        self.wire.redis.hset(KEYS.run(run), "closed", 1)  # as its fetcher did with the last frame
         calls = [
             call(int(wait[0]), f"c{wait[0]}", name, arguments) for wait, name, arguments in CALLS if wait != HOSTED
         ]
@@ -242,6 +245,35 @@ class Waits(RuleBasedStateMachine):
     def commit(self, name: str, reply_lost: bool) -> None:
         if self.workers[name].pending:
             self.workers[name].send(reply_lost=reply_lost)
+
+    @rule(name=names, run=runs)
+    def put_away(self, name: str, run: str) -> None:
+        """A parser's clock puts a run away, that of a zombie too."""
+        worker = self.workers[name]
+        if worker.part is None or worker.pending or not worker.part.logic.is_open(run):
+            return
+        logic = cast("ParserLogic", worker.part.logic)
+        if next(s for s in logic.states() if s.run == run).phase != "tools":
+            return
+        state, due_ms = logic.put_away(run, 8)
+        call = away.put_away(
+            worker.part.lease_key,
+            worker.part.stream,
+            KEYS.away(0),
+            [KEYS.run(run)],
+            token=worker.part.token,
+            offset=worker.part.offset,
+            forget=encode(EventFrame(0, CONTROL_ATTEMPT, 8, [PutAway()])),
+            ttl_ms=TTL_MS,
+            parts=(run, state, due_ms),
+        )
+        self.wire.run(call)
+
+    @rule(run=runs)
+    def put_back(self, run: str) -> None:
+        """A clock finds that the run is due."""
+        lease = KEYS.lease(0, "parser")
+        self.wire.run(away.put_back(KEYS.run(run), KEYS.topic(0, "events"), lease, KEYS.away(0), run=run))
 
     @rule(name=names)
     def die(self, name: str) -> None:
@@ -399,21 +431,75 @@ def test_a_worker_that_is_late_repeats_no_question(wire: Wire, monkeypatch: pyte
         late_question(wire)
 
 
+def away_and_back(wire: Wire) -> None:
+    """Runs are put away by a parser, by a zombie, and behind events that nobody has read."""
+    story = cast("type[Waits]", type("Model", (Waits,), {"wire": wire}))()
+    one, other = RUNS
+
+    def applied(name: str) -> None:
+        story.work(name, 100)
+        story.commit(name, reply_lost=False)
+
+    story.follow("first")
+    applied("first")
+    story.put_away("first", one)
+    story.decide(one, "0.0", deny=True, again=False)
+    applied("first")
+    story.put_away("first", one)
+    story.put_back(one)
+    applied("first")
+    story.decide(one, "1.0", deny=False, again=False)
+    story.put_away("first", one)
+    applied("first")
+    story.decide(one, "4.0", deny=True, again=False)
+    applied("first")
+    story.follow("second")
+    story.decide(other, "0.0", deny=True, again=False)
+    applied("second")
+    for _ in range(4):  # with checkpoints, after which the decision is in no stream
+        story.put_away("second", one)
+        story.put_back(one)
+        applied("second")
+    story.put_away("first", other)
+    story.decide(other, "1.0", deny=False, again=False)
+    story.teardown()
+
+
+def test_a_run_that_is_put_away_has_all_its_events(wire: Wire) -> None:
+    away_and_back(wire)
+
+
 BROKEN = {
-    "two decisions count": ("if not h[3] and h[1] == 'open' and h[2]", "if h[1] == 'open'"),
-    "a decision counts after a cancel": ("h[1] == 'open' and h[2]", "h[2]"),
-    "a wait stays open": ("close_wait(run_key, {unpack(KEYS, indexes_at)}, run, wait)", ""),
+    "two decisions count": ("waits.decide", "if not h[3] and h[1] == 'open' and h[2]", "if h[1] == 'open'"),
+    "a decision counts after a cancel": ("waits.decide", "h[1] == 'open' and h[2]", "h[2]"),
+    "a wait stays open": ("waits.decide", "close_wait(run_key, {unpack(KEYS, indexes_at)}, run, wait)", ""),
 }
+"""By defect: the script, and what it has instead of a part of its text."""
+BROKEN_AWAY = {
+    "a decision finds no state": ("waits.decide", "append_frame(events, lease, run, away)", ""),
+    "a zombie puts a run away": ("away.put_away", "h[1] ~= token or h[2] ~= offset", "not h[1]"),
+    "a run is put away before its last event is read": ("away.put_away", "and not busy[run]", ""),
+    "a run is put away without its state": ("away.put_away", "redis.call('HSET', KEYS[k], 'away', state)", ""),
+    "a run comes back without its state": ("away.put_back", "append_frame(events, parser_lease, run, away)", ""),
+}
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, name: str, text: str, instead: str) -> None:
+    whole = declared[name].script.text
+    assert text in whole
+    monkeypatch.setattr(declared[name], "script", LuaScript(name, lambda: whole.replace(text, instead)))
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("what", BROKEN)
 def test_a_broken_script_is_found(wire: Wire, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    text, instead = BROKEN[what]
-    whole = declared["waits.decide"].script.text
-    assert text in whole
-    monkeypatch.setattr(
-        declared["waits.decide"], "script", LuaScript("waits.decide", lambda: whole.replace(text, instead))
-    )
+    broken(monkeypatch, *BROKEN[what])
     with pytest.raises(AssertionError):
         explore(wire, 5_000, Phase.generate)  # one in five searches of 300 found nothing
+
+
+@pytest.mark.parametrize("what", BROKEN_AWAY)
+def test_each_guard_of_putting_away_is_needed(wire: Wire, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    broken(monkeypatch, *BROKEN_AWAY[what])
+    with pytest.raises(AssertionError):
+        away_and_back(wire)

@@ -105,7 +105,8 @@ async def _open_runs(server: Server, keys: Keys, partitions: range) -> int:
     found = 0
     with translated(server):
         for partition in partitions:
-            found += int(await server.client.hget(keys.lease(partition, "parser"), "open") or 0)
+            counts = await server.client.hmget(keys.lease(partition, "parser"), ["open", "away"])
+            found += sum(int(count or 0) for count in counts)
     return found
 
 

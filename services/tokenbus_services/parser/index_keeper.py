@@ -70,7 +70,8 @@ class IndexKeeper:
         doubtful = [run for run in (member.decode() for member in page) if run not in open_runs]
         gone = 0
         if doubtful:
-            names, places = [keys.run(run) for run in doubtful], (keys.open_runs(partition), keys.ended_runs(partition))
+            names = [keys.run(run) for run in doubtful]
+            places = keys.open_runs(partition), keys.ended_runs(partition), keys.away(partition)
             call = unlist_ended(*places, names, keep_ms=self._keep_ms, runs=doubtful)
             gone = await run_script(self._server, call)
         self._at[partition] = at + PAGE - gone if len(page) == PAGE else 0

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
+import structlog
 
 from tokenbus.bus.keys import Keys, PublicTopic
 from tokenbus.bus.run_record import JUDGING, SEQ, RunLifetimes
@@ -23,7 +24,10 @@ from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import (
     CONTROL_ATTEMPT,
     Accepted,
+    BusEvent,
     EventFrame,
+    PutAway,
+    PutBack,
     Rejected,
     RunLimits,
     TapedFrame,
@@ -45,6 +49,9 @@ from tokenbus.events.public import (
 from tokenbus.events.public import encode as encode_public
 from tokenbus_services.parser.effect_writer import EffectWriter
 
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+UNREADABLE = "the state of the run cannot be read"
 JUDGING_STEP_MS = 100
 """The stored start of a continuous wait is at most this much too early."""
 
@@ -92,6 +99,8 @@ class ParserLogic(StageLogic):
         self._on_sealed = on_sealed
         self._runs: dict[str, AnyRun] = {}
         self._changed: dict[str, AnyRun] = {}
+        self.returned: set[str] = set()
+        """Runs that were put away and are back, until the clock takes them from here."""
         self._sealed: set[str] = set()
         """The runs whose end waits to be published, and some that ended since `sealed` was asked for."""
         self._checkpoints: dict[str, Checkpoints] = {}
@@ -105,6 +114,8 @@ class ParserLogic(StageLogic):
 
     def apply(self, run: str, frame: bytes) -> None:
         events = decode_events(frame)
+        if events.attempt == CONTROL_ATTEMPT and events.events and self._moves(run, events.events[0]):
+            return
         machine = self._runs.get(run) or self._begin(run, events)
         if machine is None:
             return  # the run is over; later events are ignored
@@ -116,6 +127,32 @@ class ParserLogic(StageLogic):
         self._changed[run] = machine
         if machine.over:
             self._close(run, machine)
+
+    def _moves(self, run: str, event: BusEvent) -> bool:
+        """Forget a run that is put away, or take it back; whether the event says so. Nothing of it is published."""
+        match event:
+            case PutAway():
+                for kept in (self._runs, self._checkpoints, self._judging):
+                    kept.pop(run, None)
+                self.returned.discard(run)
+            case PutBack() if run not in self._runs:
+                try:
+                    self.restore(run, event.state)
+                except Exception as e:  # written by another version, for example
+                    log.error("run_unreadable", run=run, problem=f"{type(e).__name__}: {e}")
+                    error = ErrorInfo(code="state_unreadable", kind="internal", message=UNREADABLE)
+                    self.fail_unreadable(run, error, RunPosition(event.turn, event.attempt, event.seq))
+                self.returned.add(run)
+            case _:
+                return isinstance(event, PutBack)
+        return True
+
+    def put_away(self, run: str, at_ms: int) -> tuple[bytes, int]:
+        """The frame that brings back this run, and the first deadline of what it waits for."""
+        s = self._runs[run].state
+        back = PutBack(self.snapshot(run), s.turn, s.attempt, s.seq)
+        due_ms = min((p.wait.deadline_ms for p in s.calls if p.wait), default=at_ms)
+        return encode(EventFrame(0, CONTROL_ATTEMPT, at_ms, [back])), due_ms
 
     def fail(self, run: str, error: ErrorInfo) -> None:
         self._checkpoints.pop(run, None)

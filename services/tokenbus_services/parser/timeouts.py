@@ -44,6 +44,7 @@ from tokenbus.events.frames import (
     WaitDecided,
     encode,
 )
+from tokenbus_services.parser.away import AwayRuns
 from tokenbus_services.parser.effect_writer import PARENT_ENDED, handed_out
 from tokenbus_services.parser.index_keeper import IndexKeeper
 from tokenbus_services.parser.logic import ParserLogic
@@ -93,6 +94,7 @@ class TimeoutClock:
         self._index = IndexKeeper(
             server, self._keys, keep_ms=round(kept.finished_run_s * 1000), open_ms=round(kept.open_run_s * 1000)
         )
+        self._away = AwayRuns(server, self._keys, stage, logics, open_ms=round(kept.open_run_s * 1000))
         self._policy_stage_observers: dict[int, PolicyStageObserver] = {}
         """By partition."""
         self._unwritable: dict[int, dict[str, tuple[RunIs, int]]] = {}
@@ -129,14 +131,13 @@ class TimeoutClock:
             self._stood_s, self._stood_until_ms = stood_s, self._server.clock.now_ms()
         stood_ms = self._stood_until_ms
         stages = await self._read_policy_stages()
+        await self._away.look()
         for partition in self._stage.owned:
             now_ms, stage = self._server.clock.now_ms(), stages.get(partition)
             silent: list[RunState] = []
             for s in self._logics[partition].states():
                 if s.sealed:  # it is over, and `DurableEnds` publishes its end
                     continue
-                if s.waits_until_ms > now_ms and not (look or s.gate):
-                    continue  # ten thousand of them must cost nothing
                 if self._timeouts.deadline_passed(s, now_ms):
                     calls.append(self._deadline(partition, s))
                     continue
@@ -161,6 +162,9 @@ class TimeoutClock:
                 calls += [self._tool_timeout(partition, s, p, LOST_CALL) for s, p in lost.calls if not p.child]
                 for s, p in lost.calls:
                     if p.child:  # whatever was lost, the worker finds the child as it is
+                        key = self._keys.within(partition).run(p.child)
+                        if status_of(await self._server.client.hget(key, STATUS)) == "open":
+                            continue  # it is put away
                         log.warning("child_asked_for_again", run=s.run, child=p.child)
                         await self._server.client.xadd(
                             self._keys.topic(partition, "tools"), {s.run: handed_out(s, work_of(s, p))}

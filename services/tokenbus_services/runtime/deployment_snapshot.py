@@ -35,7 +35,7 @@ _GAUGES = {
 }
 """By field of INFO: the metric."""
 _DISK_STATES = ("aof_last_write_status", "aof_last_bgrewrite_status", "rdb_last_bgsave_status")
-_LEASE_FIELDS = ("owner", "until", *LAG_FIELDS, "entries", "open")
+_LEASE_FIELDS = ("owner", "until", *LAG_FIELDS, "entries", "open", "away")
 
 
 class _Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +55,7 @@ class PartitionFacts(_Facts, frozen=True, kw_only=True):
     done_bytes: int = 0
     """Bytes of frames processed; may be reset after a fail-over."""
     open: int = 0
-    """Runs that the parser has open, or attempts that the normalizer reads."""
+    """Runs that the parser has open or has put away, or attempts that the normalizer reads."""
 
 
 class GroupFacts(_Facts, frozen=True, kw_only=True):
@@ -260,7 +260,7 @@ class DeploymentReader:
         ages_ms = _alive(next(replies), now) if self._workers else {}
         read: list[PartitionFacts] = []
         for _ in range(partitions):
-            owner, until, arrived, done, entries, open_ = checked(next(replies))
+            owner, until, arrived, done, entries, open_, away = checked(next(replies))
             read.append(
                 PartitionFacts(
                     owner=owner.decode(errors="replace") if owner and int(until or 0) > now else None,
@@ -268,7 +268,7 @@ class DeploymentReader:
                     lag_entries=group_in(next(replies), name).get("lag") if self._workers else None,
                     entries=int(entries or 0),
                     done_bytes=int(done or 0),
-                    open=int(open_ or 0),
+                    open=int(open_ or 0) + int(away or 0),
                 )
             )
         return StageFacts(name=name, ages_ms=ages_ms, partitions=read)

@@ -325,6 +325,10 @@ class Keys:
         """Sorted set: what the partition's runs, or one tenant's, wait for, ``<run>/<wait>`` by the time since when."""
         return f"{self.prefix}:{{{partition}}}:index:waiting" + (tenant and f":{tenant}")
 
+    def away(self, partition: int) -> str:
+        """Sorted set: the partition's runs that are put away, by the time in ms at which they must be back."""
+        return f"{self.prefix}:{{{partition}}}:index:away"
+
     def decision(self, run: str, decision: str) -> str:
         """Text: what became of a decision on one of the run's waits, as JSON."""
         return f"{self.prefix}:{{{self.partition_of(run)}}}:decision:{run}:{decision}"

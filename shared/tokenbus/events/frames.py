@@ -514,6 +514,20 @@ class PolicyVerdicts(msgspec.Struct, frozen=True, array_like=True, tag="ruled"):
     """How many steps this worker sent before these."""
 
 
+class PutAway(msgspec.Struct, frozen=True, array_like=True, tag="away"):
+    """The run's state is in its hash; the parser forgets the run. A `PutBack` precedes all that follows."""
+
+
+class PutBack(msgspec.Struct, frozen=True, array_like=True, tag="back"):
+    """The state of a run that was put away."""
+
+    state: bytes
+    turn: int
+    attempt: int
+    seq: int
+    """With which the run ends if no one can read its state."""
+
+
 ControlEvent = (
     Accepted
     | Rejected
@@ -527,6 +541,8 @@ ControlEvent = (
     | PolicyVerdicts
     | WaitDecided
     | Stored
+    | PutAway
+    | PutBack
 )
 BusEvent = ControlEvent | Normalized
 

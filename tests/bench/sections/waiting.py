@@ -7,6 +7,7 @@ import asyncio
 from tests.bench.figures import Figure
 from tests.bench.procs import cpu_s, resident_kb
 from tests.bench.stack import PROVIDER, SERVICES, Stack, running
+from tests.waiting import eventually
 from tokenbus import Client, Waiting
 from tokenbus_services.mock_provider import Reply, Script, ToolCall, Turn
 
@@ -58,6 +59,7 @@ async def _measured(stack: Stack) -> list[Figure]:
                 if seen == RUNS:
                     break
         await asyncio.gather(*begun)
+        await eventually(lambda: _away(stack) == RUNS, timeout=600)
         after = held()
         share = await _share(stack)
         return [
@@ -74,6 +76,12 @@ async def _measured(stack: Stack) -> list[Figure]:
                 ratio=share / bare,
             ),
         ]
+
+
+def _away(stack: Stack) -> int:
+    """How many runs are put away, and in no worker."""
+    leases = [stack.client.hmget(key, "away", "open") for key in stack.client.scan_iter("*:lease:parser")]
+    return sum(int(away or 0) - int(left or 0) for away, left in leases)
 
 
 async def _share(stack: Stack) -> float:

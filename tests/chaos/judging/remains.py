@@ -20,7 +20,7 @@ EXIT_S = 25.0
 owns.
 """
 _TTL = re.compile(
-    r"\{\d+\}:(run|log|session|index:open|index:ended|index:sessions):.+|\{\d+\}:index:(ended|sessions)|members:.+|mcp:.+|\{activity\}:\d+"
+    r"\{\d+\}:(run|log|session|index:open|index:ended|index:sessions):.+|\{\d+\}:index:(ended|sessions|away)|members:.+|mcp:.+|\{activity\}:\d+"
     r"|\{\d+\}:owed:.+|\{gateway\}:(members|published:.+)|\{.+:dead\}:added:.+"
 )
 _EMPTY = re.compile(r"requests|\{\d+\}:(turns|tools|state:.+|index:open)")

@@ -70,9 +70,14 @@ async def freeze_owners(workers: Fleet) -> None:
             worker.freeze()
 
 
+async def are_away(server: Server, keys: Keys, runs: Sequence[str]) -> bool:
+    return all([await server.client.hexists(keys.run(run), "away") for run in runs])
+
+
 @pytest.mark.leaves_pending
+@pytest.mark.parametrize("away", [False, True], ids=["in memory", "put away"])
 async def test_a_decision_counts_once_whoever_is_killed(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, *, away: bool
 ) -> None:
     notes = tmp_path / "notes"
     notes.touch()
@@ -96,6 +101,8 @@ async def test_a_decision_counts_once_whoever_is_killed(
             run = runs[word]
             await (bus.approve(run, found[run], by="ann") if allow else bus.deny(run, found[run], "no", by="ann"))
 
+        if away:
+            await eventually(lambda: are_away(server, keys, list(runs.values())), timeout=60)
         await replaced(workers)  # before any decision
         await decide("before")
         await ended(server.client, keys, [runs["before"]])

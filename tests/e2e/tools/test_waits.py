@@ -21,6 +21,7 @@ from tokenbus.errors import AlreadyDecided, RequestInvalid, WaitNotFound
 from tokenbus.events.public import BlockComplete, Completed, PublicEvent, Resumed, Waiting
 from tokenbus.testing import LocalBus
 from tokenbus_services.mock_provider import Reply, ToolCall
+from tokenbus_services.parser import away
 
 SCHEMA = '{ type = "object", properties = { amount = { type = "integer" } }, required = ["amount"] }'
 SAMPLE = Path(__file__).parents[2] / "services" / "tools" / "mcp" / "sample_server.py"
@@ -85,9 +86,12 @@ def calls(*made: tuple[str, dict[str, object]]) -> Reply:
     return Reply(tool_calls=tuple(ToolCall(name=name, arguments=arguments) for name, arguments in made))
 
 
-@pytest.fixture(scope="module")
-def bus() -> Generator[LocalBus]:
-    with LocalBus(SETTINGS) as running:
+@pytest.fixture(scope="module", params=[False, True], ids=["in memory", "put away at once"])
+def bus(request: pytest.FixtureRequest) -> Generator[LocalBus]:
+    with pytest.MonkeyPatch.context() as patch, LocalBus(SETTINGS) as running:
+        if request.param:
+            patch.setattr(away, "AWAY_AFTER_MS", 0)
+            patch.setattr(away, "LOOK_S", 0.0)
         running.model_says("pays", calls(("pay", {"amount": 500})), "Done.")
         running.model_says("pays little", calls(("pay", {"amount": 5})), "Done.")
         running.model_says("pays twice", calls(("pay", {"amount": 500}), ("pay", {"amount": 900})), "Done.")

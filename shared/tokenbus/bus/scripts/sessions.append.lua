@@ -45,7 +45,7 @@
 -- Reply: 'ok', 'known', 'moved' or 'stale'.
 -- Atomic: an append is accepted once, and the run that it starts, the message that waits and its fate are one write.
 -- Twice: refused: 'known'
--- Uses: now_ms, make_room, session_run, no_room, append_frame, stop_run, list_session
+-- Uses: now_ms, make_room, session_run, no_room, append_input, stop_run, list_session
 -- Constants: LATER, MOST_WAITING, MOST_WAITING_BYTES, MOST_TAKEN_BYTES
 if redis.call('HEXISTS', appends, append) == 1 then return 'known' end
 local later = redis.call('HGET', parser_lease, 'epoch')
@@ -68,7 +68,7 @@ local function told(name) session_event(s, name, ',"append":"' .. append .. '","
 local function may_hear(through) return through == '' or tonumber(through) <= newest end
 local function stop_open_run()
   if r[1] == 'open' then
-    append_frame(events, parser_lease, open_run, frame)
+    append_input(run_key, events, parser_lease, open_run, frame)
     stop_run(run_key, raw, normalizer_lease, control, open_run, control_frame, r, 'the run was cancelled', 'cancelling')
   end
 end
@@ -106,7 +106,7 @@ elseif kind == 'message' then
     if string.sub(when_busy, 1, 5) == 'steer' then redis.call('HSET', appends, '^' .. append, 1) end
     if when_busy == 'steer_now' and r[1] == 'open' and redis.call('HGET', session, 'hurry') ~= open_run then
       redis.call('HSET', session, 'hurry', open_run)
-      append_frame(events, parser_lease, open_run, frame)
+      append_input(run_key, events, parser_lease, open_run, frame)
     end
     s.waiting = s.waiting + #work
     if when_busy == 'interrupt' then stop_open_run() end

@@ -138,8 +138,6 @@ class RunState(msgspec.Struct):
     """When the current attempt brought the turn's first visible text; 0: it did not."""
     waits_since_ms: int = 0
     """Since when it does nothing but wait for somebody; 0: it does not."""
-    waits_until_ms: int = 0
-    """The first deadline of what it only waits for; 0: it does not."""
     children: int = 0
     """Number of child runs that it began."""
     sealed: TerminalEvent | None = None

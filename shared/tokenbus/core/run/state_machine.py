@@ -109,6 +109,8 @@ from tokenbus.events.frames import (
     EventFrame,
     Noted,
     PolicyVerdicts,
+    PutAway,
+    PutBack,
     Rejected,
     SteerRequested,
     Stored,
@@ -264,8 +266,8 @@ class RunMachine:
                 note: dict[str, object] = {"note": event.text}
                 if not self.state.extras.has(note):  # every attempt repeats the notes on its request
                     self.state.extras.add(note)
-            case Accepted() | PolicyVerdicts() | Stored():
-                pass  # intake's script accepts a run only once; `GatedRun` handles verdicts, `SealedRun` the end
+            case Accepted() | PolicyVerdicts() | Stored() | PutAway() | PutBack():
+                pass  # intake's script accepts a run only once; `GatedRun`, `SealedRun` and the parser handle others
             case n.Failed():
                 self._broke(event.error, cut=None, called_ms=event.called_ms)
             case n.Cut():
@@ -526,7 +528,6 @@ class RunMachine:
         """The deadline bounds what the run does. The time for which it only waits for somebody does not count."""
         s = self.state
         waits, since_ms = waits_only(s), s.waits_since_ms
-        s.waits_until_ms = min((p.wait.deadline_ms for p in s.calls if p.wait), default=0) if waits else 0
         if waits and not since_ms:
             s.waits_since_ms = max(s.seen_ms, self._now_ms)
         elif since_ms and not waits:

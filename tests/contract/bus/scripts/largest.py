@@ -18,6 +18,7 @@ from tests.contract.bus.scripts.scenes import (
     append_to,
     end_session_run,
     of_policy,
+    put_away,
     steer_session_run,
 )
 from tokenbus.bus.scripts import (
@@ -52,12 +53,13 @@ from tokenbus.bus.scripts.commit import (
 )
 from tokenbus.bus.scripts.leases import present, withdraw_replay
 from tokenbus.bus.scripts.limits import MAX_PLACES
-from tokenbus.bus.scripts.runs import index, inputs, timeouts, waits
+from tokenbus.bus.scripts.runs import away, index, inputs, timeouts, waits
 from tokenbus.bus.scripts.script import MAX_VALUES
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.client.sessions.history import AT_ONCE, STEP_BYTES
 from tokenbus.events.frames import RunLimits
 from tokenbus_services.fetcher.writing.attempt_writer import FRAME_BYTES
+from tokenbus_services.parser.away import MOST_BYTES, MOST_TURN_BYTES, PAGE
 from tokenbus_services.parser.byte_bounds import FORGOTTEN
 from tokenbus_services.settings.tables.limits import LimitSettings
 
@@ -238,6 +240,25 @@ async def _runs(w: World, status: str, count: int = 500) -> list[str]:
     return runs
 
 
+async def _put_away(w: World) -> ScriptCall:
+    """A page of runs, of which the last one is as large as one may be, behind entries that must be looked at."""
+    runs = (await _runs(w, "open"))[:PAGE]
+    pipe: Any = w.client.pipeline(transaction=False)
+    for run in runs:
+        pipe.hset(w.keys.run(run), mapping={"attempt": 1, "closed": 1})
+    await pipe.execute()
+    call = put_away(w, runs, b"s" * (MOST_BYTES // PAGE))
+    largest = [*call.args]
+    largest[-2] = b"s" * 3 * MOST_TURN_BYTES
+    await _add(w, w.events, away.MOST_UNREAD - 1, {"other": BLOCK[: 2**17]})
+    return ScriptCall(call.script, call.keys, largest)
+
+
+async def _bring_back(w: World) -> ScriptCall:
+    await w.client.hset(w.keys.run(w.away), "away", b"s" * 3 * MOST_TURN_BYTES)
+    return SCENES["away.put_back"][0].call(w)
+
+
 async def _list_open(w: World) -> ScriptCall:
     tenants = w.keys.open_runs(0, "ada")
     of = [index.OpenRun(w.keys.run(run), run, 1, "p", "m", "ada", tenants) for run in await _runs(w, "open")]
@@ -246,7 +267,8 @@ async def _list_open(w: World) -> ScriptCall:
 
 async def _unlist_ended(w: World) -> ScriptCall:
     k, runs = w.keys, await _runs(w, "completed")
-    return index.unlist_ended(k.open_runs(0), k.ended_runs(0), [k.run(run) for run in runs], keep_ms=HOUR_MS, runs=runs)
+    places = k.open_runs(0), k.ended_runs(0), k.away(0)
+    return index.unlist_ended(*places, [k.run(run) for run in runs], keep_ms=HOUR_MS, runs=runs)
 
 
 async def _tool_result(w: World) -> ScriptCall:
@@ -511,6 +533,8 @@ LARGEST: dict[str, Largest] = {
     "gateway.count_use": _count_use,
     "gateway.renew_open": _renew_open,
     "index.list_open": _list_open,
+    "away.put_away": _put_away,
+    "away.put_back": _bring_back,
     "index.unlist_ended": _unlist_ended,
     "inputs.append_verdicts": _verdicts,
     "inputs.tool_progress": _with_frame(inputs.tool_progress, block=0, attempt=1),

@@ -37,7 +37,7 @@ from tokenbus.bus.scripts import gateway as gate
 from tokenbus.bus.scripts.chain import ChainedStage, chain
 from tokenbus.bus.scripts.commit import owe
 from tokenbus.bus.scripts.leases import count, note, present, release, renew, withdraw_replay
-from tokenbus.bus.scripts.runs import accept, index, inputs, timeouts, waits
+from tokenbus.bus.scripts.runs import accept, away, index, inputs, timeouts, waits
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus.events.sessions import SessionRun, session_ref
@@ -50,13 +50,14 @@ State = Mapping[str, Any]
 
 
 class World:
-    """Partition 0 with an open run, one that has ended and one that is not known yet, all leases owned, and queues,
+    """Partition 0 with an open run, one that has ended, one that is not known yet, one that only waits and one that is
+    put away, all leases owned, and queues,
     limits and a gateway's client in use."""
 
     def __init__(self, server: Server, keys: Keys) -> None:
         self.server, self.keys, self.client = server, keys, server.client
         names = [run for run in (f"r{i}" for i in range(200)) if keys.partition_of(run) == 0]
-        self.run, self.ended, self.new = names[:3]
+        self.run, self.ended, self.new, self.resting, self.away = names[:5]
         self.normalizer, self.parser, self.policy = (keys.lease(0, name) for name in ("normalizer", "parser", "policy"))
         self.raw, self.events, self.drafts = (keys.topic(0, name) for name in ("raw", "events", "drafts"))
         self.control = keys.topic(0, "control")
@@ -96,7 +97,12 @@ class World:
         }
         await client.hset(keys.run(self.run), mapping=run)
         await client.hset(keys.run(self.ended), mapping={"status": "completed", "attempt": 1, "raw": 0, "seq": 0})
-        for each in (self.run, self.ended):
+        rests = {"status": "open", "attempt": 1, "closed": 1}
+        await client.hset(keys.run(self.resting), mapping=rests)
+        await client.hset(keys.run(self.away), mapping={**rests, "away": "state"})
+        await client.zadd(keys.away(0), {self.away: 1})
+        await client.pexpire(keys.away(0), HOUR_MS)
+        for each in (self.run, self.ended, self.resting, self.away):
             await client.pexpire(keys.run(each), HOUR_MS)
         await client.hset(keys.run(self.ended), "ended", self.ended_ms)
         await client.zadd(keys.open_runs(0), {self.ended: 1})
@@ -463,6 +469,25 @@ def _decide(w: World) -> ScriptCall:
     )
 
 
+def put_away(w: World, runs: Sequence[str], state: bytes = b"state") -> ScriptCall:
+    """The parser puts these runs away."""
+    return away.put_away(
+        w.parser,
+        w.events,
+        w.keys.away(0),
+        [w.keys.run(run) for run in runs],
+        token=w.tokens[w.parser],
+        offset=w.ends[w.events],
+        forget=b"forget",
+        ttl_ms=HOUR_MS,
+        parts=[part for run in runs for part in (run, state, 9)],
+    )
+
+
+def _put_back(w: World) -> ScriptCall:
+    return away.put_back(w.keys.run(w.away), w.events, w.parser, w.keys.away(0), run=w.away)
+
+
 def of_parser(w: World, commit: Commit) -> ScriptCall:
     return commit.call(
         token=w.tokens[w.parser],
@@ -499,7 +524,8 @@ def _list_open(w: World) -> ScriptCall:
 def _unlist_ended(w: World) -> ScriptCall:
     k = w.keys
     runs = [w.ended, w.run]
-    return index.unlist_ended(k.open_runs(0), k.ended_runs(0), [k.run(run) for run in runs], keep_ms=HOUR_MS, runs=runs)
+    places = k.open_runs(0), k.ended_runs(0), k.away(0)
+    return index.unlist_ended(*places, [k.run(run) for run in runs], keep_ms=HOUR_MS, runs=runs)
 
 
 def _count_use(w: World) -> ScriptCall:
@@ -643,6 +669,8 @@ SCENES: dict[str, list[Scene]] = {
     ],
     "attempt_fence.append_raw": [Scene(_append_raw, second=lambda _, first: [b"already", *first[1:]])],
     "attempt_fence.take_job": [Scene(lambda w: scripts.take_job(w.keys.run(w.run), attempt=1, writer="b"))],
+    "away.put_away": [Scene(lambda w: put_away(w, [w.resting]), second=_is(0))],
+    "away.put_back": [Scene(_put_back, second=_is(0))],
     "chain": [Scene(_chain, second=lambda _, first: [b"already", *first[1:]], times=["until"])],
     "commit": [
         Scene(_commit, second=lambda w, _: [b"already", w.later.encode()], times=["until"]),

@@ -355,7 +355,6 @@ def test_the_time_for_which_a_run_only_waits_does_not_count_for_its_deadline() -
     story = asked(waits={"f": ALWAYS, "g": ALWAYS}, deadline_after_ms=1_000)
     begun, before = story.at_ms, story.run.state.accepted.deadline_ms
     assert story.run.state.waits_since_ms == begun
-    assert story.run.state.waits_until_ms == begun + 5_000
     story.reborn()
     story.at_ms += 4_000
     story.control(allow("0.0"))
@@ -363,7 +362,6 @@ def test_the_time_for_which_a_run_only_waits_does_not_count_for_its_deadline() -
     assert story.run.state.accepted.deadline_ms == moved
     assert [e.deadline_ms for e in story.effects if isinstance(e, MoveDeadline)] == [moved]
     assert not story.run.state.waits_since_ms, "a worker has a call"
-    assert not story.run.state.waits_until_ms
     story.control(ToolReturned(0, "one", False))
     assert story.run.state.waits_since_ms, "the other call waits"
     story.control(WaitDecided("1.0", "approval", "deny", "d2"))

@@ -1,5 +1,5 @@
 -- The writes of a commit, and what of them must not fail it.
--- Uses: index_ended, append_frame, session_run, waits, stop_run
+-- Uses: index_ended, append_frame, append_input, session_run, waits, stop_run
 -- Constants: PUBLISH, APPEND, PUBLISH_TO_TOPIC, COUNT, SET, DELETE, EXPIRE, CLOSE_ATTEMPT, END_RUN, VOID,
 --   END_SESSION_RUN, STEER_SESSION_RUN, WAIT, UNWAIT, CANCEL_CHILD, JOIN_TREE
 local function of_session(step, s, run, ...)
@@ -108,7 +108,7 @@ local function operate(i, final, base, alien, most, now, lags, added)
       if h and h[1] == 'open' then
         -- An EventFrame of no attempt: turn, attempt, time, its one event.
         local frame = string.char(148, 0, 0) .. cmsgpack.pack(now) .. string.char(145) .. event
-        append_frame(at[1], at[4], run, frame)
+        append_input(key, at[1], at[4], run, frame)
         stop_run(key, at[2], at[5], at[3], run, control_frame, h, 'the parent run ended', 'cancelling')
       end
       i = i + 10

@@ -15,7 +15,7 @@
 -- Reply: 'cancelling', 'awaited', 'stale', or the status of a run that is not open.
 -- Atomic: from the same moment the attempt can write no more, and each worker is notified.
 -- Twice: same: a cancel that waits counts from the later one.
--- Uses: make_room, append_frame, stop_run
+-- Uses: make_room, append_input, stop_run
 local h = redis.call('HMGET', run_key, 'status', 'attempt', 'closed', 'turn')
 local status = h[1]
 make_room(run_key)
@@ -29,5 +29,5 @@ if not status or status == 'awaited' then
   return 'awaited'
 end
 if status ~= 'open' then return status end
-append_frame(events, parser_lease, run, frame)
+append_input(run_key, events, parser_lease, run, frame)
 return stop_run(run_key, raw, normalizer_lease, control, run, control_frame, h, 'the run was cancelled', 'cancelling')

@@ -49,7 +49,9 @@ def _list_open(open_runs: str, runs: Sequence[str], *, ttl_ms: int, facts: Seque
 
 @script(MOST_FORGOTTEN=MOST_FORGOTTEN)
 def unlist_ended(
-    open_runs: str, ended_runs: str, run_keys: Sequence[str], *, keep_ms: int, runs: Sequence[str]
+    open_runs: str, ended_runs: str, away: str, run_keys: Sequence[str], *, keep_ms: int, runs: Sequence[str]
 ) -> ScriptCall:
-    """Drop runs that are listed as open and are unknown, and list those that have ended as ended. Reply: how many."""
+    """Drop runs that are listed as open and are unknown, and list those that have ended as ended. Runs that are put
+    away are listed as such. Reply: how many were dropped.
+    """
     ...

@@ -2,6 +2,7 @@
 -- KEYS
 --   open_runs  sorted set w
 --   ended_runs  sorted set rw
+--   away  sorted set rw  of runs that are put away
 --   run_keys...  hash rw
 -- ARGV
 --   keep_ms  how long ended runs are listed
@@ -24,6 +25,10 @@ for k = run_keys_at, #KEYS do
     local at = tonumber(redis.call('HGET', KEYS[k], 'ended')) or now  -- a full server may have refused it
     index_ended(open_runs, ended_runs, run, tonumber(keep_ms), at)
     done = done + 1
+  elseif redis.call('HEXISTS', KEYS[k], 'away') == 1 then
+    -- If that index was lost, the run must be back now.
+    redis.pcall('ZADD', away, 'NX', now, run)
+    if redis.pcall('PTTL', away) == -1 then redis.pcall('PEXPIRE', away, keep_ms) end
   end
 end
 return done

@@ -10,7 +10,7 @@
 -- Reply: 1, or 0 if the hash forbids it.
 -- Atomic: the event and the count of its bytes are written together, and only while the hash allows it.
 -- Twice: again: the parser finds that the second does not apply.
--- Uses: make_room, append_frame
+-- Uses: make_room, append_input
 local status = redis.call('HGET', run_key, 'status')
 local ended = status == 'completed' or status == 'incomplete' or status == 'failed' or status == 'cancelled'
 if only_if == 'ended' or only_if == 'not ended' then
@@ -21,5 +21,5 @@ elseif status and status ~= 'open' then
   return 0
 end
 make_room(run_key)
-append_frame(events, parser_lease, run, frame)
+append_input(run_key, events, parser_lease, run, frame)
 return 1

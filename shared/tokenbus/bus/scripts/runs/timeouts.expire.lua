@@ -13,11 +13,11 @@
 -- Reply: 'expiring', 'gone', or the status of a run that is not open.
 -- Atomic: as for `cancel`.
 -- Twice: refused: the status, or again 'gone': the parser ends a run once.
--- Uses: make_room, append_frame, stop_run
+-- Uses: make_room, append_input, stop_run
 local h = redis.call('HMGET', run_key, 'status', 'attempt', 'closed', 'turn')
 if h[1] and h[1] ~= 'open' then return h[1] end
 make_room(run_key)
-append_frame(events, parser_lease, run, frame)
+append_input(run_key, events, parser_lease, run, frame)
 if not h[1] then return 'gone' end
 local why = 'the deadline of the run has passed'
 return stop_run(run_key, raw, normalizer_lease, control, run, control_frame, h, why, 'expiring')

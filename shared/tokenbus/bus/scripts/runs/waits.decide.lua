@@ -15,13 +15,13 @@
 -- Reply: what was written to `reply`.
 -- Atomic: of any number of decisions, cancels and deadlines, one decides.
 -- Twice: same
--- Uses: make_room, append_frame, waits
+-- Uses: make_room, append_input, waits
 -- Constants: MOST_FORGOTTEN
 local h = redis.call('HMGET', run_key, 'status', 'wait:' .. wait, 'fate:' .. wait, call)
 local answer = h[3] or ''
 if not h[3] and h[1] == 'open' and h[2] and frame ~= '' and (call == '' or h[4]) then
   make_room(run_key)
-  append_frame(events, parser_lease, run, frame)
+  append_input(run_key, events, parser_lease, run, frame)
   close_wait(run_key, {unpack(KEYS, indexes_at)}, run, wait)
   redis.call('HSET', run_key, 'fate:' .. wait, fate)
   answer = fate
