@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tokenbus.bus import leases, process_clock
+from tokenbus.bus.scripts import sessions
 from tokenbus.bus.scripts.script import LuaScript, ScriptCall, declared
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.partition import Partition
@@ -20,6 +21,8 @@ from tokenbus_services.parser.effect_writer import EffectWriter
 from tokenbus_services.parser.room import RoomKeeper
 from tokenbus_services.runtime.queue_work import InFlight
 
+APPEND = f"{sessions.__name__.rpartition('.')[2]}.{sessions.append.__name__}"
+"""The script that puts something into a session."""
 AHEAD = f"{2**62}-0"
 """An offset behind which no server has fallen back."""
 
@@ -100,6 +103,31 @@ def _with_ends_out_of_order() -> None:
     EffectWriter.order_in_tree = order
 
 
+def _scripted(name: str, old: str, new: str) -> None:
+    """Change the text of a script."""
+    before = declared[name].script.text
+    after = before.replace(old, new)
+    assert after != before, f"{name} has no {old!r}"
+    declared[name].script = LuaScript(name, lambda: after)
+
+
+def _accepting_appends_twice() -> None:
+    """An append that is sent again is accepted again."""
+    _scripted(APPEND, "if redis.call('HEXISTS', appends, append) == 1 then return 'known' end", "")
+
+
+def _steering_with_what_waits_on() -> None:
+    """A message that steered a turn waits on, and is delivered again."""
+    text = declared["commit"].script.text
+    begin = text.index("redis.call('ZREM', s.queue, append)", text.index("function steer_session_run"))
+    _scripted("commit", text[begin : text.index("all[#all + 1]", begin)], "")
+
+
+def _placing_too_early() -> None:
+    """What is put into a session is told before events of the run that readers have got."""
+    _scripted(APPEND, "local newest = newest_of(run_log)", "local newest = math.max(-1, newest_of(run_log) - 2)")
+
+
 BUILDS = {
     "fence": _without_fence,
     "early-ack": _acknowledging_early,
@@ -108,5 +136,8 @@ BUILDS = {
     "impatient": _counting_stands,
     "no-room": _without_room,
     "tree": _with_ends_out_of_order,
+    "appends-twice": _accepting_appends_twice,
+    "steers-twice": _steering_with_what_waits_on,
+    "places": _placing_too_early,
 }
 """Keyed by the name that `make chaos BROKEN=…` takes."""

@@ -32,6 +32,9 @@ CAUGHT: dict[str, tuple[Rates, float, float, set[str]]] = {
     "impatient": (STANDS, 12, SETTLE_S, {"workers"}),
     "no-room": (FULL, ROOM_S + 5, SETTLE_S, {"room"}),
     "tree": (KILLS, 6, SETTLE_S, {"trees"}),
+    "appends-twice": (KILLS, 6, SETTLE_S, {"talks"}),
+    "steers-twice": (KILLS, 6, SETTLE_S, {"talks"}),
+    "places": (KILLS, 6, SETTLE_S, {"talks"}),
 }
 """By build: the plan that exposes it, its seconds, how long to wait for runs, and the rules of which at least one is
 broken. A run without an end counts only if the wait was long enough for any run.
