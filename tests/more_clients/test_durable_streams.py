@@ -113,7 +113,7 @@ def run_of(url: str, names: Sequence[str], tmp_path: Path) -> list[_Test]:
     shutil.copy(SOURCES / "durable.test.mjs", tmp_path)
     report = tmp_path / "report.json"
     done = node.run(
-        *(modules / "vitest" / "vitest.mjs", "run", "durable.test.mjs", "--testTimeout=60000"),
+        *(modules / "vitest" / "vitest.mjs", "run", "durable.test.mjs", "--testTimeout=300000"),
         *("--reporter=json", f"--outputFile={report}", "-t", f"^({'|'.join(names)})"),
         cwd=tmp_path,
         env={"CONFORMANCE_TEST_URL": url},
