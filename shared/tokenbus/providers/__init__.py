@@ -36,7 +36,18 @@ from tokenbus.events.normalized import (
 from tokenbus.events.quirks import ThinkingTags
 from tokenbus.events.requests import Generate, Message, Mode, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 from tokenbus.events.usage import Usage
-from tokenbus.providers.api import Built, Decoder, Format, HttpCall, JobApi, JobSeen, Provider, Quirks
+from tokenbus.providers.api import (
+    Built,
+    Decoder,
+    Format,
+    HttpCall,
+    JobApi,
+    JobSeen,
+    Provider,
+    Quirks,
+    SteerApi,
+    SteerSeen,
+)
 from tokenbus.providers.auth import Auth, CallToSign, Token, TokenAuth
 from tokenbus.providers.base import ProviderBase
 from tokenbus.providers.file_api import FileAnswer, FileApi, FileCall, FileToUpload, ProviderFile
@@ -88,6 +99,8 @@ __all__ = [
     "ResponseDecoder",
     "Spoken",
     "SseEvent",
+    "SteerApi",
+    "SteerSeen",
     "Start",
     "Takes",
     "Terminal",
