@@ -67,7 +67,8 @@ FACADE = {
         ApprovalAsked Audio Auth BlockStart BlockStop Built CallToSign Cut Decoder Done ErrorInfo Extra Failed
         FileAnswer FileApi FileCall FileToUpload Format Generate HttpCall Image ItemProgress ItemStart JobApi
         JobSeen Malformed MediaLimits Message Mode Normalized Opaque Provider ProviderBase ProviderFile Quirks
-        RefusalDelta RequestInvalid ResponseDecoder Spoken SseEvent Start Takes Terminal TextDelta TextPart
+        RefusalDelta RequestInvalid ResponseDecoder Spoken SseEvent Start SteerApi SteerSeen Takes Terminal
+        TextDelta TextPart
         ThinkingDelta ThinkingPart ThinkingTags Token TokenAuth ToolCallDelta ToolCallDone ToolCallPart
         ToolCallStart ToolResultPart TranscriptDelta Usage UsageSeen conversation finish_of needs_tools
         provider_failure schema_of accepted_stops with_extra
