@@ -178,6 +178,8 @@ class Intake:
             raise
 
     async def _give_up(self, item: QueueItem) -> None:
+        if not await self._queue.still_has(item):
+            return  # slow workers claimed it from each other; whoever has it now decides
         await self._refuse(item, PoisonRequest(item.deliveries - 1))
         await self._queue.finish([item])
 

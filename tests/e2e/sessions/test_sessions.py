@@ -350,9 +350,9 @@ async def test_who_waits_for_an_append_learns_that_its_session_was_deleted() -> 
                 await session.configure({"provider": "anthropic", "model": "talk"})
                 await session.send("hello")
                 ends = await asyncio.gather(
-                    *(session.send("noted", run=False, wait_s=8) for _ in range(20)),
+                    *(session.send("noted", run=False, wait_s=60) for _ in range(20)),
                     session.delete(),
-                    *(session.interrupt(wait_s=8) for _ in range(20)),
+                    *(session.interrupt(wait_s=60) for _ in range(20)),
                     return_exceptions=True,
                 )
                 told = {type(end) for end in ends} - {Receipt, type(None), RequestInvalid}

@@ -29,6 +29,10 @@ class Finished:
     def __init__(self) -> None:
         self.ids: list[str] = []
         self.released: list[str] = []
+        self.lost: list[str] = []
+
+    async def still_has(self, item: QueueItem) -> bool:
+        return item.entry_id not in self.lost
 
     def release(self, items: Sequence[QueueItem]) -> None:
         self.released += [item.entry_id for item in items]
@@ -137,6 +141,14 @@ async def test_of_the_requests_on_which_workers_died_the_first_is_given_up_and_t
         "killer",
         f"poison: {MAX_DELIVERIES} workers crashed while accepting the request",
     )
+
+
+async def test_a_request_that_another_worker_has_claimed_is_not_given_up(
+    server: Server, keys: Keys, intake: Intake, queue: Finished
+):
+    queue.lost = ["1-1"]
+    await intake.accept([item(keys, 1, "innocent", deliveries=MAX_DELIVERIES + 1)])
+    assert queue.ids == await dead(server, keys) == []
 
 
 async def test_a_request_that_came_back_less_often_is_taken(server: Server, keys: Keys, intake: Intake):

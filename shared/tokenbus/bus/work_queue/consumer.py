@@ -249,6 +249,14 @@ class Consumer:
 
         await retry_until_available(self.server, once, what=f"finish of {self.options.group}")
 
+    async def still_has(self, item: QueueItem) -> bool:
+        """Whether no other worker has claimed the item meanwhile. Keeps it alive."""
+        call = scripts.heartbeat(
+            item.stream, group=self.options.group, consumer=self.options.worker, ids=[item.entry_id]
+        )
+        what = f"owner in {self.options.group}"
+        return not await retry_until_available(self.server, lambda: run_script(self.server, call), what=what)
+
     async def hand_back(self, items: Sequence[QueueItem]) -> None:
         """Return items that were not begun, for another worker to take within one beat."""
         await retry_until_available(

@@ -55,8 +55,9 @@ class WorkQueue(Consumer):
     def _start(self, streams: Sequence[str]) -> None:
         group, start = self.options.group, self.liveness.start
         for each in self.server.read_groups(list(streams)):
-            self._reading = [*self._reading, start(QueueReader(self, each).run(), name=f"queue {group}")]
-            self._beating = [*self._beating, start(self._keep_alive(each), name=f"heartbeat {group}")]
+            reader = QueueReader(self, each)
+            self._reading = [*self._reading, start(reader.run(), name=f"queue {group}")]
+            self._beating = [*self._beating, start(self._keep_alive(each, reader), name=f"heartbeat {group}")]
 
     async def stop_reading(self) -> None:
         """Stop taking items; return those that `read` has not handed out and that no earlier worker had begun. Held
@@ -103,13 +104,13 @@ class WorkQueue(Consumer):
             call = scripts.present(self.options.members, member=self.options.worker, ttl_ms=ttl_ms)
             await run_script(self.server, call)
 
-    async def _keep_alive(self, streams: list[str]) -> None:
+    async def _keep_alive(self, streams: list[str], reader: QueueReader) -> None:
         clock = asyncio.get_running_loop().time
         sweep_at = clock()
 
         async def keep() -> None:
             nonlocal sweep_at
-            await self._beat(streams)
+            await self._beat(streams, reader)
             if clock() >= sweep_at:
                 sweep_at = clock() + SWEEP_S
                 await self._sweep(streams)
@@ -131,10 +132,10 @@ class WorkQueue(Consumer):
                 log.exception("heartbeat of %s", self.options.group)
                 defects.count(e)
 
-    async def _beat(self, streams: list[str]) -> None:
+    async def _beat(self, streams: list[str], reader: QueueReader) -> None:
         """Keep the items of these streams alive."""
         by_stream: defaultdict[str, list[str]] = defaultdict(list)
-        for stream, entry_id in self.places:
+        for stream, entry_id in [*self.places, *await reader.on_their_way()]:
             if stream in streams:
                 by_stream[stream].append(entry_id)
         group, worker = self.options.group, self.options.worker

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ from tokenbus.bus.scripts.fair_order import reclaim, take
 from tokenbus.bus.scripts.work_queue import HANDED_BACK_MS
 from tokenbus.bus.server.error_replies import ValueTooLarge
 from tokenbus.bus.server.retry import FIRST_PAUSE_S, LONGEST_PAUSE_S, Defects
-from tokenbus.bus.server.run_scripts import run_script, run_scripts
+from tokenbus.bus.server.run_scripts import run_scripts
 from tokenbus.bus.unreadable import BROKEN_DELIVERIES, may_be_an_entry, names_in, never_arrived, why_unreadable
 from tokenbus.bus.work_queue.consumer import Consumer, QueueItem, queue_item
 
@@ -29,6 +30,8 @@ LONG_MS = 20
 """If an item waited this long before its read began, items arrive faster than they are processed."""
 LOOK_S = 0.1
 """Poll interval of a worker that takes only what no other worker wants."""
+LONG_READ_S = 1.0
+"""From then on a read brings more than usual. The longest wait for an item is `BLOCK_MS`."""
 ADOPTED_S = 5.0
 """How long a worker reads a stream that it does not prefer and that no other worker reads."""
 
@@ -54,6 +57,30 @@ class QueueReader:
         preferred ones.
         """
         self._look_at_others = 0.0
+        self._asked_at: float | None = None
+        """When the read began that the server has not answered yet."""
+
+    async def on_their_way(self) -> list[tuple[str, str]]:
+        """Stream and id of each item that the server has assigned to this worker in a read whose reply takes long: one
+        with a huge entry. They are kept alive like those that it has. Else another worker would claim them before they
+        arrive, whose read then takes as long.
+        """
+        if self._asked_at is None or asyncio.get_running_loop().time() < self._asked_at + LONG_READ_S:
+            return []
+        held = self._consumer.places
+        return [
+            (stream, entry_id)
+            for stream in self._streams
+            for entry_id, _ in await never_arrived(self._server, stream, **self._names, held=held, least=1)
+        ]
+
+    @contextmanager
+    def _asking(self) -> Generator[None]:
+        self._asked_at = asyncio.get_running_loop().time()
+        try:
+            yield
+        finally:
+            self._asked_at = None
 
     async def run(self) -> None:
         """Read until the queue closes or its worker fails."""
@@ -118,7 +145,7 @@ class QueueReader:
             if not item.begun:  # else the next claim must find that it was begun
                 await self._consumer.hand_back([item])
             return
-        if await run_script(self._server, scripts.heartbeat(stream, **self._names, ids=[entry_id])):
+        if not await self._consumer.still_has(item):
             return  # this worker was so slow that another one claimed it
         names = await names_in(self._server, stream, entry_id)
         log.error("queue %s: entry %s of %s cannot be read: %s", self._options.group, entry_id, stream, why)
@@ -146,7 +173,8 @@ class QueueReader:
         waiting = dict.fromkeys(self._streams, 0)
         taken, unread = 0, self._streams
         while unread and not self._consumer.closing:
-            replies = await run_scripts(self._server, [take(s, fair, **self._names, count=count) for s in unread])
+            with self._asking():
+                replies = await run_scripts(self._server, [take(s, fair, **self._names, count=count) for s in unread])
             mistaken: list[QueueItem] = []
             for stream, (left, _, urgent, items) in zip(unread, replies, strict=True):
                 waiting[stream] = left
@@ -199,9 +227,10 @@ class QueueReader:
     async def _read_streams(self, streams: list[str], block_ms: int | None) -> dict[str, float]:
         """Read new items; return by stream how many ms the oldest of them had waited."""
         now_ms = self._server.clock.now_ms()
-        found: Any = await self._server.client.xreadgroup(
-            *self._names.values(), dict.fromkeys(streams, ">"), count=self._options.count, block=block_ms
-        )
+        with self._asking():
+            found: Any = await self._server.client.xreadgroup(
+                *self._names.values(), dict.fromkeys(streams, ">"), count=self._options.count, block=block_ms
+            )
         waited: dict[str, float] = {}
         for name, entries in found or ():
             for entry_id, fields in entries:
@@ -223,7 +252,9 @@ class QueueReader:
             for s in self._streams
         ]
         taken = waiting = 0
-        for stream, (cursor, *left, entries) in zip(self._streams, await run_scripts(self._server, calls), strict=True):
+        with self._asking():
+            replies = await run_scripts(self._server, calls)
+        for stream, (cursor, *left, entries) in zip(self._streams, replies, strict=True):
             self._cursors[stream] = cursor.decode()
             waiting += sum(left)
             for each in entries:

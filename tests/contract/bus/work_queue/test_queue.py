@@ -20,7 +20,7 @@ from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.work_queue import BLOCK_MS, LONG_MS, QueueItem, QueueOptions, WorkQueue
+from tokenbus.bus.work_queue import BLOCK_MS, LONG_MS, QueueItem, QueueOptions, WorkQueue, reader
 from tokenbus.bus.work_queue import consumer as writes
 from tokenbus.events.frames import TurnWork, encode
 from tokenbus_services.process.embedded_server import EmbeddedServer
@@ -193,6 +193,48 @@ async def test_a_heartbeat_keeps_work_that_takes_longer_than_the_idle_time(scene
             await asyncio.gather(waiting, return_exceptions=True)
         await a.finish([item])
     assert lost == []
+
+
+async def test_items_of_a_read_that_takes_long_are_not_claimed_before_they_arrive(
+    scene: Scene, other: Server, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(reader, "LONG_READ_S", BEAT_S)
+    arrives, read, idle_s = asyncio.Event(), other.client.xreadgroup, 1.0
+
+    async def slow_read(*args: Any, **options: Any) -> Any:
+        found = await read(*args, **options)
+        if found:
+            await arrives.wait()
+        return found
+
+    monkeypatch.setattr(other.client, "xreadgroup", slow_read)
+    async with opened(scene.queue("slow", other, idle_s=idle_s)) as slow:
+        reading = asyncio.create_task(slow.read())
+        await scene.put("beside a huge one")
+
+        async def assigned() -> bool:
+            return await scene.pending() == {"slow": 1}
+
+        await eventually(assigned)
+        async with opened(scene.queue("b", idle_s=idle_s)) as b:
+            waiting, until = asyncio.create_task(b.read()), asyncio.get_running_loop().time() + 2 * idle_s
+
+            async def kept() -> bool:
+                assert await assigned()
+                return asyncio.get_running_loop().time() > until
+
+            try:
+                await eventually(kept)
+            finally:
+                arrives.set()
+            item = await reading
+            assert item.deliveries == 1
+            assert await slow.still_has(item)
+            await slow.finish([item])
+            assert not waiting.done()
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+    assert await scene.left() == 0
 
 
 async def test_a_dead_workers_items_go_to_another_and_say_so(scene: Scene, other: Server):
