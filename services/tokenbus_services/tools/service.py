@@ -154,8 +154,9 @@ class ToolService:
                 continue
             if work.durable:
                 await self._replicated(work)
-            if (item.deliveries > 1 or work.durable) and not await _TaskOf(self._server, self._keys, work).is_wanted():
-                continue  # its worker died after delivering the result, or nothing waits for it
+            task = _TaskOf(self._server, self._keys, work)
+            if not await task.is_wanted():
+                continue  # its run ended while the call was queued, or its worker died after delivering the result
             begin_ms = self._server.clock.now_ms()
             if item.deliveries > MOST_DELIVERIES:
                 problem = f"the tool's worker was lost {item.deliveries - 1} times"
@@ -168,7 +169,7 @@ class ToolService:
                         call,
                         partial(self._progress, work),
                         partial(self._hold, work),
-                        _TaskOf(self._server, self._keys, work),
+                        task,
                     )
                 self._metrics.ran(time.perf_counter() - begin, outcome.kind)
             await self._deliver_result(work, outcome)

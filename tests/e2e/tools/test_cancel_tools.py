@@ -110,3 +110,35 @@ async def test_a_tool_worker_learns_that_its_run_is_over_and_the_call_gets_a_res
     why, end = ("the run's deadline has passed", "failed") if deadline_s else ("cancelled", "cancelled")
     assert [(r["tool_name"], r["content"], r["is_error"]) for r in results] == [(tool, why, True)]
     assert log[-1]["type"] == end
+
+
+async def test_a_call_that_is_queued_when_its_run_is_cancelled_never_runs(
+    server: Server, keys: Keys, send: Send, tmp_path: Path, deployed: Deploy
+) -> None:
+    notes = tmp_path / "notes"
+    notes.touch()
+    async with an_http_endpoint(notes) as (tool, toml):
+        turns = (Turn(says=Reply(tool_calls=(ToolCall(name=tool, arguments={}),))), Turn(says=Reply(text="never said")))
+        one_at_once = f"{toml}\n[limits]\ntool_calls_per_worker = 1\n"
+        async with deployed([Script(name="calling", turns=turns)], WITH_TOOLS, one_at_once):
+            tools = [{"name": tool, "parameters": {"type": "object"}}]
+            first = await send("calling", tools=tools)
+            await eventually(lambda: "began" in notes.read_text(), timeout=60)
+            queued = await send("calling", tools=tools)
+
+            async def calls() -> int:
+                return sum([await server.client.xlen(keys.topic(p, "tools")) for p in range(keys.partitions)])
+
+            async def both() -> bool:
+                return await calls() == 2
+
+            await eventually(both, timeout=60)
+            for run in (queued, first):
+                await server.client.xadd(keys.requests, {"__data__": f'{{"type":"cancel","run":"{run}"}}'})
+                await ended(server.client, keys, [run])
+
+            async def none() -> bool:
+                return not await calls()
+
+            await eventually(none, timeout=60)
+    assert notes.read_text().split() == ["began", "cancelled"]
