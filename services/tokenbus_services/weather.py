@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 WEATHER_TOOL = "weather"
+WEATHER_CALL = f"{__name__}:{WEATHER_TOOL}"
 WEATHER_DESCRIPTION = "The weather in a city, now and over the next hours."
 WEATHER_PARAMETERS: dict[str, object] = {
     "type": "object",

@@ -34,7 +34,7 @@ from tokenbus_services.cli.up.supervisor import Child, ChildGone, ChildrenSlow, 
 from tokenbus_services.mock_provider.demo import DEMO_MODEL, DEMO_PROMPT
 from tokenbus_services.process.embedded_server import EmbeddedServer, free_port
 from tokenbus_services.settings import Settings, StageSettings
-from tokenbus_services.weather import WEATHER_DESCRIPTION, WEATHER_PARAMETERS
+from tokenbus_services.weather import WEATHER_CALL, WEATHER_DESCRIPTION, WEATHER_PARAMETERS, WEATHER_TOOL
 
 START_S = 60.0
 STOP_GRACE_S = StageSettings().drain_s + 10.0
@@ -256,7 +256,6 @@ BASE_URL_ENV: Final[dict[ApiName, str]] = {
 _VERSION: Final[dict[ApiName, str]] = {"gemini": "/v1beta"}
 """Appended to a URL from the environment: Google's has no version, but `base_url` includes it."""
 REPLAYED: Final[ApiName] = "anthropic"
-TOOL: Final = "weather"
 _API: Final[dict[str, ApiName]] = {api: api for api in MODELS}
 KEY_VARIABLES: Final = frozenset(
     name for api in MODELS for key in [registry.get(api).default_key_env] for name in (key, f"{key}_FILE")
@@ -304,7 +303,7 @@ def request_of(plan: DemoPlan) -> Generate:
         provider=plan.api,
         model=plan.model,
         messages=[Message(role="user", content=DEMO_PROMPT)],
-        tools=[Tool(name=TOOL)],
+        tools=[Tool(name=WEATHER_TOOL)],
         thinking=Thinking(budget_tokens=1024) if plan.thinking else None,
     )
 
@@ -318,7 +317,7 @@ def settings_text(plan: DemoPlan, *, redis_url: str, base_url: str | None, direc
         provider["api_key_env"] = ""
     tool = {
         "kind": "python",
-        "call": f"tokenbus_services.mock_provider.demo:{TOOL}",
+        "call": WEATHER_CALL,
         "description": WEATHER_DESCRIPTION,
         "parameters": WEATHER_PARAMETERS,
     }
@@ -328,7 +327,7 @@ def settings_text(plan: DemoPlan, *, redis_url: str, base_url: str | None, direc
         "http": {"fetcher": 0, "normalizer": 0, "parser": 0, "tools": 0, "blobs": blobs_port},
         "blobs": {"service_url": f"http://127.0.0.1:{blobs_port}"},
         "providers": {plan.api: provider},
-        "tools": {TOOL: tool},
+        "tools": {WEATHER_TOOL: tool},
     }
     return "".join(f"{name} = {_toml(value)}\n" for name, value in settings.items())
 

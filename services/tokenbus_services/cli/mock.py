@@ -18,7 +18,7 @@ from tokenbus_services.settings import (
     PythonTool,
     Settings,
 )
-from tokenbus_services.weather import WEATHER_DESCRIPTION, WEATHER_PARAMETERS, WEATHER_TOOL
+from tokenbus_services.weather import WEATHER_CALL, WEATHER_DESCRIPTION, WEATHER_PARAMETERS, WEATHER_TOOL
 
 NAME = "mock-provider"
 _APIS: tuple[ApiName, ...] = ("anthropic", "openai-chat", "openai-responses", "gemini", "gemini-interactions")
@@ -46,7 +46,7 @@ def with_mock(settings: Settings, url: str) -> Settings:
     from tokenbus_services.mock_provider import demo
 
     weather = PythonTool(
-        call="tokenbus_services.weather:weather",
+        call=WEATHER_CALL,
         description=WEATHER_DESCRIPTION,
         parameters=WEATHER_PARAMETERS,
     )
