@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,7 +53,7 @@ class Settings(msgspec.Struct):
     compute: tuple[str, ...]
     """The rooms whose tests compute."""
     seconds: dict[str, float]
-    """What each file takes."""
+    """What each file takes. Those that are not there go first: last, a long one would run alone."""
 
 
 class Cost(msgspec.Struct, array_like=True):
@@ -126,7 +127,7 @@ class Pool:
         by_file: dict[str, list[pytest.Item]] = {}
         for item in session.items:
             by_file.setdefault(item.nodeid.split("::")[0], []).append(item)
-        longest = sorted(by_file, key=lambda name: -self._settings.seconds.get(name, 0.0))
+        longest = sorted(by_file, key=lambda name: -self._settings.seconds.get(name, inf))
         self._files = [_File(name, by_file[name]) for name in longest]
         computing = [n for n, name in enumerate(longest) if name.startswith(self._settings.compute)]
         waiting = [n for n, name in enumerate(longest) if not name.startswith(self._settings.compute)]
