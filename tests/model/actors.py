@@ -18,12 +18,14 @@ from tests.model.story import frames_of
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import InternalTopic, Keys
 from tokenbus.bus.leases import Lease
+from tokenbus.bus.run_record import RunLifetimes
 from tokenbus.bus.scripts import RawPart, ScriptCall
 from tokenbus.bus.server.stream_reader import Entry
 from tokenbus.bus.stage.chain import AheadFlush, Flush, NotAhead
 from tokenbus.bus.stage.logic import StageLogic
 from tokenbus.bus.stage.partition import Partition
 from tokenbus.events.frames import ANY_FRAME, Lost, RawFrame, ToolWork, TurnWork, encode
+from tokenbus_services.parser.logic import ParserLogic
 
 TTL_MS = 600_000
 """Nothing expires by itself: the model says when time has passed."""
@@ -119,6 +121,22 @@ class StageWorker:
     def crash(self) -> None:
         """All that it remembers is gone."""
         self.part = self.pending = None
+
+
+def parsers(wire: Wire, keys: Keys) -> dict[str, StageWorker]:
+    """Two parsers of partition 0, of which one may be a zombie, and one that ends what they left."""
+    life = RunLifetimes(TTL_MS, TTL_MS, TTL_MS)
+    return {
+        name: StageWorker(
+            wire,
+            keys,
+            name=name,
+            group="parser",
+            topic="events",
+            logic=lambda: ParserLogic(0, keys, topics=("visible", "chunks", "blocks"), lifetimes=life),
+        )
+        for name in ("first", "second", "last")
+    }
 
 
 class ChainedWorker:

@@ -15,7 +15,6 @@ from tests.model.conversation import Writer
 from tests.model.machine import KEYS, Conversing, Protocol
 from tests.servers import binary
 from tokenbus.bus.scripts.script import LuaScript, declared
-from tokenbus.bus.stage import checkpoints
 from tokenbus_services.process.embedded_server import EmbeddedServer
 
 EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "30"))
@@ -69,13 +68,6 @@ def search(model: type[Protocol], first: int) -> None:
     """Try BATCHES batches of histories, the first of this seed; the first violation is raised."""
     for at in range(first, first + BATCHES):
         explore(model, BATCH, phases=(Phase.generate,), beginning=at)
-
-
-@pytest.fixture(autouse=True)
-def short_spans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checkpoints after a few entries, so that the watermark moves past open runs."""
-    monkeypatch.setattr(checkpoints, "CHECKPOINT_SPAN", 300)
-    monkeypatch.setattr(checkpoints, "MAX_CHECKPOINT_SPAN", 600)
 
 
 @pytest.mark.timeout(0)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Generator
 from typing import Any, cast
 
 import pytest
@@ -16,16 +15,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from tests.e2e import judge
-from tests.model.actors import TTL_MS, StageWorker, Wire
+from tests.model.actors import TTL_MS, Wire, parsers
 from tests.model.oracle import log_of
 from tests.run_calls import accept_call, cancel_call
-from tests.servers import binary
 from tests.unit.core.run.script import accepted, call, text
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.run_record import ENDED, RunLifetimes, call_field, child_field, status_of
+from tokenbus.bus.run_record import ENDED, call_field, child_field, status_of
 from tokenbus.bus.scripts.script import LuaScript, declared
-from tokenbus.bus.stage import checkpoints
 from tokenbus.events import normalized as n
 from tokenbus.events.child_runs import parent_call
 from tokenbus.events.frames import (
@@ -39,15 +36,12 @@ from tokenbus.events.frames import (
     encode,
     tool_decoder,
 )
-from tokenbus_services.parser.logic import ParserLogic
-from tokenbus_services.process.embedded_server import EmbeddedServer
 
 KEYS = Keys("trees", 1)
 ROOT = "a"
 TREE: dict[str, tuple[str, ...]] = {ROOT: ("a~0", "a~1"), "a~0": (), "a~1": ("a~1~0",), "a~1~0": ()}
 """The runs, each with those that its calls begin."""
 EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "30"))
-LIFE = RunLifetimes(TTL_MS, TTL_MS, TTL_MS)
 BEGINS = {"f": 60_000}
 
 runs = st.sampled_from(sorted(TREE))
@@ -72,18 +66,7 @@ class Trees(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.wire.redis.flushdb()
-        topics = ("visible", "chunks", "blocks")
-        self.workers = {
-            name: StageWorker(
-                self.wire,
-                KEYS,
-                name=name,
-                group="parser",
-                topic="events",
-                logic=lambda: ParserLogic(0, KEYS, topics=topics, lifetimes=LIFE),
-            )
-            for name in ("first", "second", "last")
-        }
+        self.workers = parsers(self.wire, KEYS)
         self.said = Counter[str]()
         """Frames of each run that were sent."""
         self.accepted = Counter[str]()
@@ -232,19 +215,6 @@ class Trees(RuleBasedStateMachine):
         assert begun == bool(entries)
         if entries:
             judge.check_tree([(run.decode(), value.decode()) for run, value in entries], logs)
-
-
-@pytest.fixture(scope="module")
-def wire() -> Generator[Wire]:
-    with EmbeddedServer(binary=binary(), options={"stream-node-max-entries": "1"}) as server:
-        yield Wire(server.url)
-
-
-@pytest.fixture(autouse=True)
-def short_spans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checkpoints after a few entries, so that runs that wait for a child are restored from one."""
-    monkeypatch.setattr(checkpoints, "CHECKPOINT_SPAN", 300)
-    monkeypatch.setattr(checkpoints, "MAX_CHECKPOINT_SPAN", 600)
 
 
 def explore(wire: Wire, examples: int) -> None:

@@ -7,7 +7,6 @@ put away and back at any time, too, also while a worker has one of their calls.
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
 from typing import cast
 
 import msgspec
@@ -16,15 +15,12 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
-from tests.model.actors import TTL_MS, StageWorker, Wire
-from tests.servers import binary
+from tests.model.actors import TTL_MS, Wire, parsers
 from tests.unit.core.run.script import accepted, call
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.run_record import RunLifetimes
 from tokenbus.bus.scripts.runs import away, inputs
 from tokenbus.bus.scripts.script import LuaScript, declared
-from tokenbus.bus.stage import checkpoints
 from tokenbus.events import normalized as n
 from tokenbus.events.frames import (
     CONTROL_ATTEMPT,
@@ -44,7 +40,6 @@ from tokenbus.events.public import Resumed, Waiting, decode
 from tokenbus.events.waits import DecisionReply, Verdict, WaitFate, WaitKind
 from tokenbus_services.parser import effect_writer
 from tokenbus_services.parser.logic import ParserLogic
-from tokenbus_services.process.embedded_server import EmbeddedServer
 
 KEYS = Keys("waits", 1)
 RUNS = ("a", "b")
@@ -74,7 +69,6 @@ ASKED = (
 HELD = "3.0"
 """The wait of a call that waits in its worker."""
 EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "30"))
-LIFE = RunLifetimes(TTL_MS, TTL_MS, TTL_MS)
 
 runs = st.sampled_from(RUNS)
 waits = st.sampled_from([wait for wait, _, _ in CALLS])
@@ -90,18 +84,7 @@ class Waits(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.wire.redis.flushdb()
-        topics = ("visible", "chunks", "blocks")
-        self.workers = {
-            name: StageWorker(
-                self.wire,
-                KEYS,
-                name=name,
-                group="parser",
-                topic="events",
-                logic=lambda: ParserLogic(0, KEYS, topics=topics, lifetimes=LIFE),
-            )
-            for name in ("first", "second", "last")
-        }
+        self.workers = parsers(self.wire, KEYS)
         self.decided: dict[tuple[str, str], set[bytes]] = {}
         """By run and wait: what its deciders were told, each the fate that counts."""
         self.numbers = 0
@@ -349,19 +332,6 @@ class Waits(RuleBasedStateMachine):
             assert len(ran) == (again and wait != HOSTED), (
                 "it ran once after an allow or an answer, and never after a denial"
             )
-
-
-@pytest.fixture(scope="module")
-def wire() -> Generator[Wire]:
-    with EmbeddedServer(binary=binary(), options={"stream-node-max-entries": "1"}) as server:
-        yield Wire(server.url)
-
-
-@pytest.fixture(autouse=True)
-def short_spans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checkpoints after a few entries, so that runs that wait are restored from one."""
-    monkeypatch.setattr(checkpoints, "CHECKPOINT_SPAN", 300)
-    monkeypatch.setattr(checkpoints, "MAX_CHECKPOINT_SPAN", 600)
 
 
 def explore(wire: Wire, examples: int, *phases: Phase) -> None:
