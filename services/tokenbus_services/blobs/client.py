@@ -5,22 +5,20 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Generator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Generator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from functools import partial
-from hashlib import sha256
-from http import HTTPStatus
 from typing import Any, Generic, Self, TypeVar
 
 import httpx
-import msgspec
 import structlog
 
 from tokenbus import errors
-from tokenbus.blob_wire import DEPLOYMENT_ENV, DEPLOYMENT_HEADER, MAX_ANSWER_BYTES, PATH, blob_error, check_deployment
-from tokenbus.blobs import DEFAULT_MEDIA_TYPE, BlobLoader, BlobRef, blob_id_from_digest, parse_blob_id, parse_media_type
+from tokenbus.blob_wire import DEPLOYMENT_ENV, DEPLOYMENT_HEADER, check_deployment
+from tokenbus.blobs import BlobLoader, BlobRef
 from tokenbus.bus import process_clock
 from tokenbus.client.archive import Archive
+from tokenbus.client.blobs import BlobAnswer, Blobs
 from tokenbus.secret_env import Secret
 from tokenbus_services.blobs.auth import secret_of
 from tokenbus_services.net.http_client import Client
@@ -43,7 +41,7 @@ _BYTES_PER_S = 2**20
 T = TypeVar("T")
 
 
-class HttpBlobs:
+class HttpBlobs(Blobs):
     """The blob service at ``base_url``, over as many connections as it has calls; close it with ``aclose`` or
     ``async with``.
 
@@ -59,10 +57,9 @@ class HttpBlobs:
         deployment: str = "",
     ) -> None:
         """``deployment``: the id with which the service must answer; empty: any."""
+        super().__init__(base_url, token=token, deployment=deployment)
         self._max_bytes = max_bytes
-        self._deployment = deployment
-        self._token = token
-        self._http = Client(base_url=base_url, timeout=_TIMEOUT, event_hooks={"request": [self._authorize]})
+        self._http = Client(base_url=base_url, timeout=_TIMEOUT)
 
     @classmethod
     def from_settings(cls, settings: BlobSettings, env: Mapping[str, str] = os.environ) -> HttpBlobs:
@@ -74,14 +71,6 @@ class HttpBlobs:
             deployment=env.get(DEPLOYMENT_ENV, ""),
         )
 
-    async def _authorize(self, request: httpx.Request) -> None:
-        request.headers["Accept-Encoding"] = "identity"
-        if traceparent := worked_for():
-            request.headers["traceparent"] = traceparent
-        if token := self._token if isinstance(self._token, str) else self._token.value:
-            LEARNED.learn([token])
-            request.headers["Authorization"] = f"Bearer {token}"
-
     async def __aenter__(self) -> Self:
         return self
 
@@ -92,177 +81,46 @@ class HttpBlobs:
         """Close the connections."""
         await self._http.aclose()
 
-    async def store(self, content: bytes | AsyncIterable[bytes], media_type: str) -> BlobRef:
-        """Store content in one upload. Nothing is stored if ``content`` breaks off.
-
-        Raises BlobTooLarge, BlobRefused, BlobStoreFull, BlobUnavailable, and any exception of ``content``.
-        """
-        request = self._http.build_request(
-            "PUT", PATH, content=content, headers={"Content-Type": parse_media_type(media_type)}
-        )
-        # The pace of an iterator is its source's: who gives one has a bound of its own.
-        wait_s = WAIT_S + len(content) / _BYTES_PER_S if isinstance(content, bytes) else None
-        status, answer = await self._send(request, limit=MAX_ANSWER_BYTES, wait_s=wait_s)
-        if status != HTTPStatus.CREATED:
-            raise blob_error(status, answer, PATH)
-        try:
-            return msgspec.json.decode(answer, type=BlobRef)
-        except msgspec.DecodeError as e:
-            raise errors.BlobUnavailable(PATH, f"the response is not from a blob service: {e}") from e
-
-    async def lease(self, blob_id: str) -> None:
-        """Extend the blob's life by the maximum duration of a run, from now. Raises BlobNotFound, BlobUnavailable."""
-        await self._post(blob_id, "lease")
-
     async def lease_for(self, blob_id: str, seconds: float) -> None:
         """Extend the blob's life to this number of seconds from now, if the store allows it. Raises as `lease`."""
-        await self._post(blob_id, f"lease?seconds={seconds:.0f}")
-
-    async def check(self, blob_id: str) -> None:
-        """Have the service verify the content against its id. Raises BlobCorrupt, BlobNotFound, BlobUnavailable."""
-        await self._post(blob_id, "check")
+        await self._ask_for("POST", blob_id, f"/lease?seconds={seconds:.0f}")
 
     async def delete(self, blob_id: str) -> None:
         """Remove the content for good. Raises BlobNotFound, BlobUnavailable."""
-        await self._empty("DELETE", blob_id)
+        await self._ask_for("DELETE", blob_id)
 
-    async def _post(self, blob_id: str, action: str) -> None:
-        await self._empty("POST", blob_id, f"/{action}")
+    @property
+    def _authorization(self) -> dict[str, str]:
+        headers = super()._authorization
+        LEARNED.learn([value.removeprefix("Bearer ") for value in headers.values()])
+        traceparent = worked_for()
+        return {**headers, "traceparent": traceparent} if traceparent else headers
 
-    async def _empty(self, method: str, blob_id: str, action: str = "") -> None:
-        parse_blob_id(blob_id)
-        request = self._http.build_request(method, f"{PATH}/{blob_id}{action}")
-        status, answer = await self._send(request, limit=MAX_ANSWER_BYTES, wait_s=WAIT_S)
-        if status != HTTPStatus.NO_CONTENT:
-            raise blob_error(status, answer, blob_id)
-
-    async def head(self, blob_id: str) -> BlobRef:
-        """Return the metadata of a blob. Raises BlobNotFound, BlobRefused, BlobUnauthorized, BlobUnavailable."""
-        parse_blob_id(blob_id)
-        try:
-            async with process_clock.timeout(WAIT_S):
-                response = self._ours(await self._http.head(f"{PATH}/{blob_id}"))
-        except (httpx.HTTPError, TimeoutError) as e:
-            raise self._unavailable(e) from e
-        match response.status_code:  # a HEAD response has no body with details
-            case HTTPStatus.NOT_FOUND:
-                raise errors.BlobNotFound(blob_id)
-            case HTTPStatus.UNAUTHORIZED:
-                raise errors.BlobUnauthorized(blob_id)
-            case _:
-                pass
-        size = response.headers.get("content-length", "")
-        if response.status_code != HTTPStatus.OK or not size.isdigit():
-            raise blob_error(response.status_code, b"", blob_id)
-        media_type = response.headers.get("content-type", DEFAULT_MEDIA_TYPE)
-        return BlobRef(blob_id=blob_id, media_type=media_type, size=int(size))
-
-    async def chunks(self, blob_id: str) -> AsyncIterator[bytes]:
-        """Stream a blob's content, verified before the last piece is yielded. Extends its life by the maximum duration
-        of a run.
-
-        Close the iterator or read it to the end: until then it holds a connection. Raises the same errors as `load`,
-        but has no size limit.
-        """
-        digest = parse_blob_id(blob_id)
-        hasher = sha256()
-        held = b""
-        begun = False
-        request = self._http.build_request("GET", f"{PATH}/{blob_id}")
-        try:
-            async with process_clock.timeout(WAIT_S):
-                response = await self._http.send(request, stream=True)
-            try:
-                if self._ours(response).status_code != HTTPStatus.OK:
-                    raise blob_error(response.status_code, await _beginning(response), blob_id)
-                begun = True
-                async for chunk in _in_time(response.aiter_raw()):
-                    hasher.update(chunk)
-                    if held:
-                        yield held
-                    held = chunk
-            finally:
-                await response.aclose()
-        except (httpx.HTTPError, TimeoutError) as e:
-            if begun:
-                await self._check_cut(blob_id)
-            raise self._unavailable(e) from e
-        if hasher.hexdigest() != digest:
-            raise errors.BlobCorrupt(blob_id, f"the received content is {blob_id_from_digest(hasher.hexdigest())}")
-        if held:
-            yield held
-
-    async def load(self, blob_id: str) -> bytes:
-        """Return a blob's content, verified against its id. Extends its life by the maximum duration of a run.
-
-        Raises BlobNotFound, BlobTooLarge if it exceeds ``max_bytes``, BlobCorrupt, BlobRefused, BlobUnavailable.
-        """
-        digest = parse_blob_id(blob_id)
-        request = self._http.build_request("GET", f"{PATH}/{blob_id}")
-        try:
-            status, content = await self._send(request, limit=self._max_bytes, wait_s=WAIT_S)
-        except errors.BlobUnavailable:
-            await self._check_cut(blob_id)
-            raise
-        if status != HTTPStatus.OK:
-            raise blob_error(status, content, blob_id)
-        found = sha256(content).hexdigest()
-        if found != digest:
-            raise errors.BlobCorrupt(blob_id, f"the received content is {blob_id_from_digest(found)}")
-        return content
-
-    async def _check_cut(self, blob_id: str) -> None:
-        """Find out whether a truncated download means a corrupt blob: the service cuts those off. Raises BlobCorrupt if
-        so.
-        """
-        try:
-            await self.check(blob_id)
-        except errors.BlobCorrupt:
-            raise
-        except errors.BlobError:
-            return
-
-    async def _send(self, request: httpx.Request, *, limit: int, wait_s: float | None) -> tuple[int, bytes]:
-        """Return status and body of the response; for an error, the beginning of the body. ``wait_s``: until it begins.
-
-        Raises BlobTooLarge if a successful body exceeds the limit, and BlobUnavailable.
-        """
-        body = bytearray()
+    @asynccontextmanager
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str] | None = None,
+        body: bytes | AsyncIterable[bytes] | None = None,
+    ) -> AsyncGenerator[BlobAnswer]:
+        headers = {"Accept-Encoding": "identity", **self._authorization, **(headers or {})}
+        request = self._http.build_request(method, path, content=body, headers=headers)
+        # The pace of an iterator is its source's: who gives one has a bound of its own.
+        wait_s = WAIT_S + len(body or b"") / _BYTES_PER_S if body is None or isinstance(body, bytes) else None
         try:
             async with process_clock.timeout(wait_s):
                 response = await self._http.send(request, stream=True)
             try:
-                if self._ours(response).is_error:
-                    return response.status_code, await _beginning(response)
-                async for chunk in _in_time(response.aiter_raw()):
-                    body += chunk
-                    if len(body) > limit:
-                        raise errors.BlobTooLarge(len(body), limit)
+                check_deployment(self._deployment, response.headers.get(DEPLOYMENT_HEADER), self._url)
+                pieces = _in_time(response.aiter_raw())
+                yield BlobAnswer(response.status_code, response.headers.get, lambda: anext(pieces, b""))
             finally:
                 await response.aclose()
-        except (httpx.HTTPError, TimeoutError) as e:
-            raise self._unavailable(e) from e
-        return response.status_code, bytes(body)
-
-    def _ours(self, response: httpx.Response) -> httpx.Response:
-        """The response. Raises BlobUnavailable if another deployment's service answered."""
-        check_deployment(self._deployment, response.headers.get(DEPLOYMENT_HEADER), str(self._http.base_url))
-        return response
-
-    def _unavailable(self, error: httpx.HTTPError | TimeoutError) -> errors.BlobUnavailable:
-        if isinstance(error, TimeoutError):
-            return errors.BlobUnavailable(str(self._http.base_url), f"it was waited for over {WAIT_S:g} s")
-        return errors.BlobUnavailable(str(self._http.base_url), f"{type(error).__name__} {error}".strip())
-
-
-async def _beginning(response: httpx.Response) -> bytes:
-    """Read at most the length of the service's own error bodies; a longer body is not from the service."""
-    body = bytearray()
-    async for chunk in _in_time(response.aiter_raw()):
-        body += chunk
-        if len(body) >= MAX_ANSWER_BYTES:
-            break
-    return bytes(body[:MAX_ANSWER_BYTES])
+        except httpx.HTTPError as e:
+            raise errors.BlobUnavailable(self._url, f"{type(e).__name__} {e}".strip()) from e
+        except TimeoutError as e:
+            raise errors.BlobUnavailable(self._url, f"it was waited for over {WAIT_S:g} s") from e
 
 
 async def _in_time(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

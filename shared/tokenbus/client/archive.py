@@ -6,7 +6,6 @@ Plain HTTP with the standard library, as for blobs. At most one piece of a log, 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterable
-from contextlib import aclosing
 from typing import TypeVar
 from urllib.parse import urlencode
 
@@ -25,7 +24,6 @@ from tokenbus.client.decode import public_event
 from tokenbus.errors import BlobNotFound, BlobUnavailable
 from tokenbus.events.public import PublicEvent
 from tokenbus.events.run_info import RunInfo
-from tokenbus.secret_env import Secret
 
 PAGE_BYTES = 4 * 2**20
 """More than a page of 256 summaries ever has."""
@@ -55,20 +53,12 @@ class Archive(Blobs):
     All methods raise BlobUnavailable, BlobUnauthorized; and BlobRefused for what the archive does not accept.
     """
 
-    def __init__(self, url: str | None = None, *, token: str | Secret | None = None, deployment: str = "") -> None:
-        """``deployment``: the id with which the service must answer; empty: any. Raises SettingsError."""
-        super().__init__(url, token="" if isinstance(token, Secret) else token)
-        if isinstance(token, Secret):
-            self._token = token
-        self._deployment = deployment or self._deployment
-
     async def put_log(self, lines: AsyncIterable[bytes]) -> RunInfo:
         """Store a log: a line with its `RunInfo`, then a line for each event. The same run is always the same log.
 
         Raises BlobStoreFull, BlobTooLarge, and whatever ``lines`` raises; nothing is stored then.
         """
-        async with aclosing(self._call()) as call:
-            await call.begin("POST", self._base + ARCHIVE_PATH, self._headers, _not_empty(lines))
+        async with self._call("POST", ARCHIVE_PATH, body=lines) as call:
             return self._decoded(RunInfo, 201, *await call.answer(MAX_ANSWER_BYTES))
 
     async def open_log(self, run: str, *, after: int = -1) -> ArchivedLog | None:
@@ -132,8 +122,7 @@ class Archive(Blobs):
 
     async def _ask(self, kind: type[T], method: str, path: str, asked: dict[str, str | int | None]) -> T:
         query = urlencode({name: value for name, value in asked.items() if value is not None})
-        async with aclosing(self._call()) as call:
-            await call.begin(method, f"{self._base}{ARCHIVE_PATH}{path}?{query}", self._headers)
+        async with self._call(method, f"{ARCHIVE_PATH}{path}?{query}") as call:
             return self._decoded(kind, 200, *await call.answer(PAGE_BYTES))
 
     def _decoded(self, kind: type[T], wanted: int, status: int, answer: bytes) -> T:
@@ -146,8 +135,7 @@ class Archive(Blobs):
 
     async def _lines(self, path: str) -> AsyncGenerator[list[bytes]]:
         """The lines of an answer: the first one alone, then those that arrive together. Raises BlobNotFound."""
-        async with aclosing(self._call()) as call:
-            await call.begin("GET", f"{self._base}{ARCHIVE_PATH}{path}", self._headers)
+        async with self._call("GET", ARCHIVE_PATH + path) as call:
             if call.status != 200:
                 raise blob_error(*await call.answer(MAX_ANSWER_BYTES), ARCHIVE_PATH)
             pending, begun = bytearray(), False
@@ -161,9 +149,3 @@ class Archive(Blobs):
                     yield [lines.pop(0)]
                 if lines:
                     yield lines
-
-
-async def _not_empty(pieces: AsyncIterable[bytes]) -> AsyncGenerator[bytes]:
-    async for piece in pieces:
-        if piece:
-            yield piece

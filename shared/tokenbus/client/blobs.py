@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
@@ -35,7 +36,7 @@ from tokenbus.blobs import (
     parse_media_type,
 )
 from tokenbus.client.local_up import data_directory, running_in
-from tokenbus.errors import BlobCorrupt, BlobUnavailable, SettingsError
+from tokenbus.errors import BlobCorrupt, BlobTooLarge, BlobUnavailable, SettingsError
 from tokenbus.secret_env import Secret, token_problem
 
 if TYPE_CHECKING:
@@ -54,23 +55,29 @@ class Blobs:
     Calls are not retried. If an error's ``retryable`` is true, the same call may be repeated.
     """
 
-    def __init__(self, url: str | None = None, *, token: str | None = None) -> None:
+    _max_bytes: int | None = None
+    """Largest content that `get` returns; None: any."""
+
+    def __init__(self, url: str | None = None, *, token: str | Secret | None = None, deployment: str = "") -> None:
         """Configure the client. Does no IO except to read the token file.
 
         - ``url``: None for `TOKENBUS_BLOBS_URL`; if that is not set, the service of the `tokenbus up` that runs in this
           directory, or else the one at the usual port of this machine.
         - ``token``: None for `TOKENBUS_BLOB_TOKEN`, or the content of the file that `TOKENBUS_BLOB_TOKEN_FILE` names,
           read again when it changes.
+        - ``deployment``: the id with which the service must answer; empty for that of the `tokenbus up` whose service
+          it is, or else any.
 
         Raises SettingsError.
         """
         source = "blobs"
-        self._deployment = ""
         if url is None:
             url, source = os.environ.get(URL_ENV), URL_ENV
         if not url:
             up = running_in(data_directory(os.environ))
-            url, self._deployment = (up.blobs_url or DEFAULT_URL, up.deployment) if up else (DEFAULT_URL, "")
+            url = (up and up.blobs_url) or DEFAULT_URL
+            deployment = deployment or (up.deployment if up else "")
+        self._deployment = deployment
         self._url = url.rstrip("/")
         parts = urlsplit(self._url)
         try:
@@ -81,7 +88,7 @@ class Blobs:
             raise SettingsError(source, "url", "must be http://host:port or https://host:port")
         self._host, self._port, self._tls = host, port, parts.scheme == "https"
         self._base = parts.path
-        if token and token_problem(token):
+        if isinstance(token, str) and token_problem(token):
             raise SettingsError(TOKEN_ENV, "token", "has characters that a header cannot hold")
         self._token = Secret(TOKEN_ENV, os.environ, check=token_problem) if token is None else token
 
@@ -91,9 +98,7 @@ class Blobs:
         Requests refer to the blob by its ``blob_id``. Raises BlobTooLarge, BlobRefused, BlobUnauthorized,
         BlobStoreFull, BlobUnavailable, and whatever ``content`` raises; nothing is stored then.
         """
-        headers = {"Content-Type": parse_media_type(media_type)}
-        async with aclosing(self._call()) as call:
-            await call.begin("PUT", self._base + PATH, {**self._headers, **headers}, _pieces(content))
+        async with self._call("PUT", PATH, {"Content-Type": parse_media_type(media_type)}, content) as call:
             status, answer = await call.answer(MAX_ANSWER_BYTES)
         if status != 201:
             raise blob_error(status, answer, PATH)
@@ -104,8 +109,13 @@ class Blobs:
 
     async def get(self, blob_id: str) -> bytes:
         """Return a blob's whole content, checked against its id. Raises the same errors as `chunks`."""
+        content = bytearray()
         async with aclosing(self.chunks(blob_id)) as chunks:
-            return b"".join([chunk async for chunk in chunks])
+            async for chunk in chunks:
+                content += chunk
+                if self._max_bytes is not None and len(content) > self._max_bytes:
+                    raise BlobTooLarge(len(content), self._max_bytes)
+        return bytes(content)
 
     async def chunks(self, blob_id: str) -> AsyncGenerator[bytes]:
         """Yield a blob's content in pieces; the last piece is yielded only after the content matched the id.
@@ -116,8 +126,7 @@ class Blobs:
         digest = parse_blob_id(blob_id)
         hasher, held, begun = sha256(), b"", False
         try:
-            async with aclosing(self._call()) as call:
-                await call.begin("GET", f"{self._base}{PATH}/{blob_id}", self._headers)
+            async with self._call("GET", f"{PATH}/{blob_id}") as call:
                 if call.status != 200:
                     status, answer = await call.answer(MAX_ANSWER_BYTES)
                     raise blob_error(status, answer, blob_id)
@@ -140,23 +149,22 @@ class Blobs:
     async def head(self, blob_id: str) -> BlobRef:
         """Return the reference of a stored blob without its content. Raises BlobError."""
         parse_blob_id(blob_id)
-        async with aclosing(self._call()) as call:
-            await call.begin("HEAD", f"{self._base}{PATH}/{blob_id}", self._headers)
+        async with self._call("HEAD", f"{PATH}/{blob_id}") as call:
             if call.status != 200:  # a HEAD response has no body with details
                 code = {404: "blob_not_found", 401: "blob_unauthorized"}.get(call.status, "")
                 raise blob_error(call.status, b'{"code":"%s","message":""}' % code.encode() if code else b"", blob_id)
-            size, media_type = call.header("content-length"), call.header("content-type") or DEFAULT_MEDIA_TYPE
+            size, media_type = call.header("content-length") or "", call.header("content-type") or DEFAULT_MEDIA_TYPE
         if not size.isdigit():
             raise BlobUnavailable(self._url, "the answer is not from a blob service: it has no length")
         return BlobRef(blob_id=blob_id, media_type=media_type, size=int(size))
 
     async def lease(self, blob_id: str) -> None:
         """Keep the blob for as long as a run may be open, starting now. Raises BlobError."""
-        await self._post(blob_id, "lease")
+        await self._ask_for("POST", blob_id, "/lease")
 
     async def check(self, blob_id: str) -> None:
         """Have the service compare the content with the id. Raises BlobCorrupt if they differ, or another BlobError."""
-        await self._post(blob_id, "check")
+        await self._ask_for("POST", blob_id, "/check")
 
     async def store(self, content: bytes | AsyncIterable[bytes], media_type: str) -> BlobRef:
         """Store content, as `put` does; part of `tokenbus.BlobLoader`. Raises the same errors as `put`."""
@@ -169,102 +177,83 @@ class Blobs:
     async def aclose(self) -> None:
         """Do nothing: no connection stays open between calls."""
 
-    async def _post(self, blob_id: str, what: str) -> None:
+    async def _ask_for(self, method: str, blob_id: str, action: str = "") -> None:
         parse_blob_id(blob_id)
-        async with aclosing(self._call()) as call:
-            await call.begin("POST", f"{self._base}{PATH}/{blob_id}/{what}", {**self._headers, "Content-Length": "0"})
+        async with self._call(method, f"{PATH}/{blob_id}{action}", {"Content-Length": "0"}) as call:
             status, answer = await call.answer(MAX_ANSWER_BYTES)
         if status != 204:
             raise blob_error(status, answer, blob_id)
 
     @property
-    def _headers(self) -> dict[str, str]:
+    def _authorization(self) -> dict[str, str]:
         token = self._token if isinstance(self._token, str) else self._token.value
-        return {"Accept-Encoding": "identity", **({"Authorization": f"Bearer {token}"} if token else {})}
+        return {"Authorization": f"Bearer {token}"} if token else {}
 
-    def _call(self) -> _Call:
-        return _Call(self._connection(), self._url, self._deployment)
+    @asynccontextmanager
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str] | None = None,
+        body: bytes | AsyncIterable[bytes] | None = None,
+    ) -> AsyncGenerator[BlobAnswer]:
+        """One request on its own connection, which ends with the context, whatever it waits for.
 
-    def _connection(self) -> HTTPConnection:
+        Raises BlobUnavailable, also if another deployment answers or the body is cut short.
+        """
         from http.client import HTTPConnection, HTTPSConnection  # imported only if blobs are used
 
         made = HTTPSConnection if self._tls else HTTPConnection
-        return made(self._host, self._port, timeout=TIMEOUT_S, blocksize=PIECE_BYTES)
+        connection = made(self._host, self._port, timeout=TIMEOUT_S, blocksize=PIECE_BYTES)
+        try:
+            response = await self._request(connection, method, self._base + path, headers or {}, body)
+            check_deployment(self._deployment, response.getheader(DEPLOYMENT_HEADER), self._url)
 
+            async def read() -> bytes:
+                piece = await self._step(lambda: response.read1(PIECE_BYTES))
+                if not piece and response.length:
+                    raise BlobUnavailable(self._url, f"the answer was cut short by {response.length} bytes")
+                return piece
 
-class _Call:
-    """One request and its response on its own connection; `aclose` aborts it at any point."""
+            yield BlobAnswer(response.status, response.getheader, read)
+        finally:
+            if connection.sock:
+                with suppress(OSError):  # ends a step that still waits in its thread
+                    connection.sock.shutdown(socket.SHUT_RDWR)
+            connection.close()
 
-    def __init__(self, connection: HTTPConnection, url: str, deployment: str) -> None:
-        self._connection = connection
-        self._url = url
-        self._deployment = deployment
-        self._response: HTTPResponse | None = None
+    async def _request(
+        self,
+        connection: HTTPConnection,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes | AsyncIterable[bytes] | None,
+    ) -> HTTPResponse:
+        """Send the request and read the response head."""
 
-    async def begin(
-        self, method: str, path: str, headers: Mapping[str, str], body: AsyncGenerator[bytes] | None = None
-    ) -> None:
-        """Send the request and read the response head. Raises BlobUnavailable, also if another deployment answers."""
-        connection = self._connection
+        async def sent(data: bytes) -> bool:
+            try:
+                await self._step(lambda: connection.send(data))
+            except BlobUnavailable:
+                if connection.sock is None:
+                    raise
+                return False
+            return True
+
         await self._step(lambda: connection.putrequest(method, path, skip_accept_encoding=True))
-        for name, value in headers.items():
+        chunked = {} if body is None else {"Transfer-Encoding": "chunked"}
+        for name, value in {"Accept-Encoding": "identity", **self._authorization, **headers, **chunked}.items():
             connection.putheader(name, value)
-        if body is None:
-            await self._step(connection.endheaders)
-        else:
-            connection.putheader("Transfer-Encoding", "chunked")
-            await self._step(connection.endheaders)
-            async with aclosing(body) as pieces:
+        await self._step(connection.endheaders)
+        if body is not None:
+            async with aclosing(_pieces(body)) as pieces:
                 async for piece in pieces:
-                    if not await self._sent(b"%x\r\n%b\r\n" % (len(piece), piece)):
+                    if not await sent(b"%x\r\n%b\r\n" % (len(piece), piece)):
                         break  # the service answered early, for example: too large
                 else:
-                    await self._sent(b"0\r\n\r\n")
-        self._response = await self._step(connection.getresponse)
-        check_deployment(self._deployment, self.header(DEPLOYMENT_HEADER), self._url)
-
-    @property
-    def status(self) -> int:
-        """Status code of the response."""
-        assert self._response
-        return self._response.status
-
-    def header(self, name: str) -> str:
-        """Return a response header; empty if it is missing."""
-        assert self._response
-        return self._response.getheader(name) or ""
-
-    async def read(self) -> bytes:
-        """Read the next piece of the body; empty at its end. Raises BlobUnavailable, also if the body is cut short."""
-        response = self._response
-        assert response
-        piece = await self._step(lambda: response.read1(PIECE_BYTES))
-        if not piece and response.length:
-            raise BlobUnavailable(self._url, f"the answer was cut short by {response.length} bytes")
-        return piece
-
-    async def answer(self, limit: int) -> tuple[int, bytes]:
-        """Return the status and the body, truncated to ``limit`` bytes."""
-        body = bytearray()
-        while len(body) < limit and (piece := await self.read()):
-            body += piece
-        return self.status, bytes(body[:limit])
-
-    async def aclose(self) -> None:
-        """Close the connection; this also ends a step still blocked in its thread."""
-        if self._connection.sock:
-            with suppress(OSError):
-                self._connection.sock.shutdown(socket.SHUT_RDWR)
-        self._connection.close()
-
-    async def _sent(self, data: bytes) -> bool:
-        try:
-            await self._step(lambda: self._connection.send(data))
-        except BlobUnavailable:
-            if self._connection.sock is None:
-                raise
-            return False
-        return True
+                    await sent(b"0\r\n\r\n")
+        return await self._step(connection.getresponse)
 
     async def _step(self, step: Callable[[], T]) -> T:
         from http.client import HTTPException
@@ -273,6 +262,23 @@ class _Call:
             return await asyncio.to_thread(step)
         except (OSError, HTTPException) as e:
             raise BlobUnavailable(self._url, f"{type(e).__name__} {e}".strip()) from e
+
+
+@dataclass(frozen=True)
+class BlobAnswer:
+    """A response whose head has arrived."""
+
+    status: int
+    header: Callable[[str], str | None]
+    read: Callable[[], Awaitable[bytes]]
+    """The next piece of the body; empty at its end. Raises BlobUnavailable."""
+
+    async def answer(self, limit: int) -> tuple[int, bytes]:
+        """Return the status and the body, truncated to ``limit`` bytes."""
+        body = bytearray()
+        while len(body) < limit and (piece := await self.read()):
+            body += piece
+        return self.status, bytes(body[:limit])
 
 
 async def _pieces(content: bytes | AsyncIterable[bytes]) -> AsyncGenerator[bytes]:
