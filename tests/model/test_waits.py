@@ -129,7 +129,7 @@ class Waits(RuleBasedStateMachine):
         decision = decisions[deny]
         event = WaitDecided(wait, what, decision, f"d{self.numbers}", "ann", content="mine")
         for _ in range(1 + again):
-            call = scripts.decision(KEYS, run, "", event, at_ms=3, held=wait == HELD)
+            call = scripts.decision(KEYS, run, "", event, at_ms=3, durable=False, held=wait == HELD)
             self._told(run, wait, self.wire.run(call))
 
     @rule(run=runs, wait=waits, allow=st.booleans())
@@ -138,7 +138,7 @@ class Waits(RuleBasedStateMachine):
         what, _ = KINDS[wait]
         decision = "cancel" if what == "answer" else "allow" if allow and what == "approval" else "deny"
         event = WaitDecided(wait, what, decision, f"{wait}.deadline", door="deadline", reason="late")
-        call = scripts.decision(KEYS, run, "", event, at_ms=4, held=wait == HELD, replies=False)
+        call = scripts.decision(KEYS, run, "", event, at_ms=4, durable=False, held=wait == HELD, replies=False)
         self._told(run, wait, self.wire.run(call))
 
     def _told(self, run: str, wait: str, reply: bytes) -> None:

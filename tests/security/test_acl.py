@@ -285,7 +285,8 @@ async def test_the_parser_makes_the_index_of_runs_whole(guarded: Guarded, script
         ("fetcher", [*OF_SESSIONS, "waits.decide", "waits.refuse"]),
         ("parser", ["commit"]),
         ("pipeline", [*OF_SESSIONS, "waits.decide", "commit"]),
-        *((user, ["sessions.read_history"]) for user in ("publisher", "subscriber", "gateway", "operator")),
+        ("subscriber", ["sessions.read_history"]),
+        *((user, ["sessions.read_history", "waits.confirm"]) for user in ("publisher", "gateway", "operator")),
     ],
 )
 async def test_users_may_read_and_write_sessions_and_decide_what_is_waited_for(

@@ -105,7 +105,7 @@ class Decisions:
         except RequestInvalid as e:
             return self.refuse(sent, DecisionReply(problem=str(e)))
         now_ms = self._server.clock.now_ms()
-        return scripts.decision(self._keys, sent.run, tenant, event, at_ms=now_ms, held=info.held)
+        return scripts.decision(self._keys, sent.run, tenant, event, at_ms=now_ms, durable=info.durable, held=info.held)
 
     def refuse(self, sent: WaitDecision, reply: DecisionReply) -> scripts.ScriptCall:
         """The call that tells the sender why it decides nothing."""

@@ -293,8 +293,9 @@ class TimeoutClock:
         why = (NOBODY if wait.what == "approval" else NO_CLIENT_RESULT) if decision == "deny" else ""
         decided = WaitDecided(wait.name, wait.what, decision, f"{wait.name}.deadline", door="deadline", reason=why)
         keys, now_ms = self._keys.within(partition), self._server.clock.now_ms()
+        tenant, durable = tenant_of(s.accepted.metadata), s.accepted.durable
         return scripts.decision(
-            keys, s.run, tenant_of(s.accepted.metadata), decided, at_ms=now_ms, held=wait.held, replies=False
+            keys, s.run, tenant, decided, at_ms=now_ms, durable=durable, held=wait.held, replies=False
         )
 
     def _policy_timeout(self, partition: int, s: RunState) -> scripts.ScriptCall:

@@ -13,6 +13,8 @@ import msgspec
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.run_index import IndexReader, Position, fill, merged
 from tokenbus.bus.run_record import STATUS, WAITS, wait_field
+from tokenbus.bus.scripts.runs.waits import confirm
+from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import translated
 from tokenbus.client.deployment import Deployment
 from tokenbus.client.publishing import AnyRun, new_run_id, run_id_of
@@ -214,19 +216,24 @@ async def waits_of(deployment: Deployment, run: str) -> list[WaitInfo]:
 async def send_decision(
     deployment: Deployment, put: Callable[[WaitDecision], Awaitable[None]], decision: WaitDecision, wait_s: float
 ) -> WaitFate:
-    """Send a decision, and return it as it counts. Raises as `Client.approve` does."""
-    keys = await deployment.keys_of(decision.run)
+    """Send a decision, and return it as it counts: of a durable run, once it is where the deployment's durability
+    says. Raises as `Client.approve` does.
+    """
+    place = (await deployment.keys_of(decision.run)).decision(decision.run, decision.decision_id)
     await put(decision)
     look_s = FIRST_LOOK_S
     try:
         async with asyncio.timeout(wait_s):
             while True:
                 with translated(deployment.server):
-                    found: bytes | None = await deployment.server.client.get(
-                        keys.decision(decision.run, decision.decision_id)
-                    )
-                if found is not None:
-                    return _counted(decision, _reply_decoder.decode(found))
+                    found: bytes | None = await deployment.server.client.get(place)
+                    reply = _reply_decoder.decode(found) if found is not None else None
+                    if reply and reply.fate and reply.fate.durable:
+                        confirmed = msgspec.structs.replace(confirm(place), durable=True)
+                        if not await run_script(deployment.server, confirmed):
+                            reply = None  # a fail-over lost it since: it is decided again
+                if reply is not None:
+                    return _counted(decision, reply)
                 await asyncio.sleep(look_s)
                 look_s = min(2 * look_s, LONGEST_LOOK_S)
     except TimeoutError:

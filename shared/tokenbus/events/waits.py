@@ -77,6 +77,8 @@ class WaitInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whose clients may decide."""
     held: bool = False
     """The call waits in its worker, so the wait ends with the call."""
+    durable: bool = False
+    """Its run's ``durability`` is `replicated`, and so is a decision that its sender is told of."""
 
 
 class WaitFate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -89,6 +91,8 @@ class WaitFate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     by: str | None = None
     door: Door = "bus"
     at_ms: int
+    durable: bool = False
+    """Who is told of it may rely on it: it is where the deployment's ``durability`` says."""
 
 
 class DecisionReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -9,7 +9,7 @@ import asyncio
 import json
 from collections import defaultdict
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -148,6 +148,10 @@ async def test_no_end_that_a_reader_had_of_a_durable_run_is_lost_with_the_server
     says = {
         "short": (Turn(says=Reply(text="All is well.")),),
         "story": (Turn(says=Reply(text=WORDS[:1200]), delivery=Delivery(pace=60)),),
+        "asks": (
+            Turn(says=Reply(tool_calls=(ToolCall(name="weather", arguments={"city": "Chur"}),))),
+            Turn(says=Reply(text="Snow.")),
+        ),
         "calls": (
             Turn(
                 says=Reply(text=WORDS[:1200], tool_calls=(ToolCall(name="weather", arguments={"city": "Bern"}),)),
@@ -162,7 +166,8 @@ async def test_no_end_that_a_reader_had_of_a_durable_run_is_lost_with_the_server
     def request(model: str, durability: str = "replicated") -> dict[str, Any]:
         messages = [{"role": "user", "content": "tell"}]
         run = {"id": f"{model}.{durability}", "durability": durability, "on_failure": "restart"}
-        return {"provider": "openai-chat", "model": model, "messages": messages, "tools": [{"name": "weather"}], **run}
+        tool = {"name": "weather", "approval": "always" if model == "asks" else "never"}
+        return {"provider": "openai-chat", "model": model, "messages": messages, "tools": [tool], **run}
 
     with sentinel_group(tmp_path, down_after_ms=5000) as group:
         async with (
@@ -182,7 +187,14 @@ async def test_no_end_that_a_reader_had_of_a_durable_run_is_lost_with_the_server
                 events = [json.loads(each) for versions in listener.received[run].values() for each in versions]
                 return [event["type"] for event in events if event["type"] in kinds]
 
+            async def approved() -> bool:
+                with suppress(WriteNotReplicated):
+                    return (await client.approve(asking, "0.0", decision_id="ours")).durable
+                return False
+
             assert (await client.result(await client.publish(request("short")))).text == "All is well."
+            asking = await client.publish(request("asks"))
+            await eventually(lambda: heard(asking.id, "waiting"), timeout=60)
             told = await client.publish(request("story")), await client.publish(request("calls"))
             await client.publish(request("story", "server"))
             await eventually(lambda: all(len(listener.received[run.id]) > 8 for run in told), timeout=60)
@@ -192,7 +204,9 @@ async def test_no_end_that_a_reader_had_of_a_durable_run_is_lost_with_the_server
             await eventually(lambda: heard("story.server", *judge.TERMINAL), timeout=60)
             await eventually(lambda: all(heard(run.id, "block_complete") for run in told), timeout=60)
             await eventually(lambda: heard("refused", "block_complete"), timeout=60)  # the master has it, though
-            for run in ("refused", *(run.id for run in told)):
+            with pytest.raises(WriteNotReplicated):
+                await client.approve(asking, "0.0", decision_id="ours")
+            for run in ("refused", asking.id, *(run.id for run in told)):
                 assert not heard(run, *judge.TERMINAL, "tool_result")
             for worker in running.workers:
                 worker.kill()
@@ -201,7 +215,8 @@ async def test_no_end_that_a_reader_had_of_a_durable_run_is_lost_with_the_server
             with EmbeddedServer(binary=binary(), options=replica_of_it):
                 await eventually(server.answers, timeout=60)
                 await running.start(*kinds)
-                runs = [request("short")["id"], *(run.id for run in told)]
+                await eventually(approved, timeout=60)
+                runs = [request("short")["id"], asking.id, *(run.id for run in told)]
                 logs: Any = await ended(_Patient(server), keys, runs)
                 await eventually(lambda: all(heard(run, *judge.TERMINAL) for run in runs), timeout=60)
     for run in runs:

@@ -81,7 +81,7 @@ def _wait(s: RunState, out: Outbox, pending: PendingCall, wait: OpenWait, at_ms:
         **shown,
     }
     out.event(s.turn, s.attempt, Waiting, block=pending.call.block, **fields)
-    return WaitInfo(run=s.run, since_ms=at_ms, held=wait.held, **fields)
+    return WaitInfo(run=s.run, since_ms=at_ms, held=wait.held, durable=s.accepted.durable, **fields)
 
 
 def decide(s: RunState, out: Outbox, event: WaitDecided, at_ms: int) -> PendingCall | GiveAnswer | None:

@@ -597,6 +597,7 @@ SMALL = {
     "timeouts.expire",
     "timeouts.lose_attempt",
     "timeouts.read_policy_stage",
+    "waits.confirm",
     "waits.refuse",
     "work_queue.mark",
     "work_queue.retire",

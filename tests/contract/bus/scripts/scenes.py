@@ -861,6 +861,7 @@ SCENES: dict[str, list[Scene]] = {
     "timeouts.lose_attempt": [Scene(_lose_attempt, second=_is(b"closed"))],
     "timeouts.read_policy_stage": [Scene(lambda w: timeouts.read_policy_stage(w.policy))],
     "waits.decide": [Scene(_decide)],
+    "waits.confirm": [Scene(lambda w: waits.confirm(w.keys.decision(w.run, "d1")), silent=True)],
     "waits.refuse": [Scene(lambda w: waits.refuse(w.keys.decision(w.run, "d2"), answer=b'{"problem":"no"}'))],
     "topics.ends": [Scene(lambda w: topics.ends([w.raw, w.events]))],
     "topics.mirror_offset": [

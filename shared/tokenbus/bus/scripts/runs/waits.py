@@ -48,13 +48,38 @@ def refuse(reply: str, *, answer: bytes, reply_ms: int = REPLY_MS) -> ScriptCall
     ...
 
 
-def decision(
-    keys: Keys, run: str, tenant: str, event: WaitDecided, *, at_ms: int, held: bool = False, replies: bool = True
-) -> ScriptCall:
-    """The call that decides a wait of a run of this tenant. ``held``: the wait ends with its call. ``replies``: the
-    sender looks for what became of it.
+@script()
+def confirm(reply: str, *, reply_ms: int = REPLY_MS) -> ScriptCall:
+    """Keep a reply for as long again: a write, after which its reader can wait until all before it is replicated.
+
+    Reply: 1; 0 if the server does not have it, or not any more.
     """
-    fate = WaitFate(wait=event.wait, id=event.id, decision=event.decision, by=event.by, door=event.door, at_ms=at_ms)
+    ...
+
+
+def decision(
+    keys: Keys,
+    run: str,
+    tenant: str,
+    event: WaitDecided,
+    *,
+    at_ms: int,
+    durable: bool,
+    held: bool = False,
+    replies: bool = True,
+) -> ScriptCall:
+    """The call that decides a wait of a run of this tenant. ``durable``: as the run is. ``held``: the wait ends with
+    its call. ``replies``: the sender looks for what became of it.
+    """
+    fate = WaitFate(
+        wait=event.wait,
+        id=event.id,
+        decision=event.decision,
+        by=event.by,
+        door=event.door,
+        at_ms=at_ms,
+        durable=durable,
+    )
     return decide(
         *_places(keys, run, tenant, event.id if replies else ""),
         run=run,
