@@ -12,6 +12,7 @@ from typing import Any
 
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.cluster import ClusterPipeline, PipelineCommand
+from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.exceptions import AskError, MovedError, RedisClusterException, RedisError, ResponseError
 from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import TimeoutError as NoReply
@@ -20,6 +21,7 @@ from tokenbus.bus.liveness import beat, stop_task
 
 _Redis: Any = Redis  # parts of it are untyped
 _RedisPipeline: Any = ClusterPipeline
+_SentinelPool: Any = SentinelConnectionPool
 _hiredis: Any = import_module("hiredis") if find_spec("hiredis") else None  # optional for the light client
 
 _in_command: ContextVar[bool] = ContextVar("_in_command", default=False)
@@ -110,6 +112,21 @@ def _in_pieces(words: tuple[Any, ...]) -> list[bytes]:
             small = [b"\r\n"]
     pieces.append(b"".join(small))
     return pieces
+
+
+class MasterPool(_SentinelPool):
+    """redis-py's pool of connections to a Sentinel group's master, with one change.
+
+    redis-py closes the connections that are idle when it learns of a new master. One that is in use then goes on to the
+    old master. If that was only stopped, it takes writes, which are lost, and answers from a past that no server has
+    any more, until Sentinel demotes it. Here each connection is compared before it is used.
+    """
+
+    async def ensure_connection(self, connection: Any) -> None:
+        master = self.master_address
+        if master and (connection.host, connection.port) != master:
+            await connection.disconnect(nowait=True)
+        await _SentinelPool.ensure_connection(self, connection)
 
 
 class ClusterClient(RedisCluster):

@@ -30,7 +30,7 @@ from redis.exceptions import (
     RedisError,
 )
 
-from tokenbus.bus.server.clients import ClusterClient, FastRedis
+from tokenbus.bus.server.clients import ClusterClient, FastRedis, MasterPool
 from tokenbus.bus.server.clock import ServerClock
 from tokenbus.bus.server.connection_fixes import prompt
 from tokenbus.bus.server.durability import Durability, NotReplicated
@@ -187,7 +187,8 @@ class Server:
             for sentinel in group.sentinels:  # each command that needs a connection to the master may ask them
                 _prompt(sentinel)
             self._sentinel = group
-            return _prompt(group.master_for(url.master, redis_class=FastRedis, db=url.db, **pool, **login))
+            how: dict[str, Any] = {"redis_class": FastRedis, "connection_pool_class": MasterPool}
+            return _prompt(group.master_for(url.master, db=url.db, **how, **pool, **login))
         if url.path is not None:
             return _prompt(FastRedis(unix_socket_path=url.path, db=url.db, **pool, **login))
         host, port = url.nodes[0]

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from pathlib import Path
+
+from redis.exceptions import RedisError
 
 from tests.contract.bus.outages.test_lost_writes import ended_by_loss, says
 from tests.contract.bus.toys import Bench, working
@@ -54,3 +58,30 @@ async def test_runs_that_lost_events_in_a_fail_over_end_and_others_continue(tmp_
             assert [what for _, what in before] == [1, 2, 4]
             assert await says(bench, affected) == [*before, ("1-3", LOST_WRITES.code)]
             assert [what for _, what in await says(bench, spared)] == [1, 5, "end"]
+
+
+async def test_nothing_is_asked_of_a_master_that_was_stopped_and_has_been_replaced(tmp_path: Path):
+    with sentinel_group(tmp_path) as group:
+        async with Server(group.url) as server:
+            client, old = server.client, group.master.pid
+
+            async def answers() -> set[bytes]:
+                """Of several connections at once."""
+                return set(await asyncio.gather(*(client.get("which") for _ in range(4))))
+
+            async def of_the_new_one() -> bool:
+                try:
+                    return await client.config_get("port") == {"port": str(group.replica.port)}
+                except (RedisError, OSError):
+                    return False
+
+            await client.set("which", "old")
+            await client.wait(1, 5000)
+            assert await answers() == {b"old"}
+            os.kill(old, signal.SIGSTOP)
+            try:
+                await eventually(of_the_new_one)
+                await client.set("which", "new")
+            finally:
+                os.kill(old, signal.SIGCONT)
+            assert await answers() == {b"new"}
