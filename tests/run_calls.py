@@ -8,6 +8,9 @@ from typing import Any
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts import Arg, ScriptCall
+from tokenbus.bus.scripts.runs import away
+from tokenbus.bus.stage.partition import Partition
+from tokenbus.events.frames import CONTROL_ATTEMPT, EventFrame, PutAway, encode
 
 TTL_MS = 60_000
 
@@ -60,3 +63,23 @@ def cancel_call(
         frame=frame,
         control_frame=told,
     )
+
+
+def put_away_call(keys: Keys, part: Partition, runs: Sequence[away.AwayRun]) -> ScriptCall:
+    """The parser that has this partition puts the runs away."""
+    return away.put_away(
+        part.lease_key,
+        part.stream,
+        keys.away(part.number),
+        runs,
+        token=part.token,
+        offset=part.offset,
+        forget=encode(EventFrame(0, CONTROL_ATTEMPT, 8, [PutAway()])),
+        ttl_ms=TTL_MS,
+    )
+
+
+def put_back_call(keys: Keys, run: str) -> ScriptCall:
+    """A parser's clock finds that the run is due."""
+    p = keys.partition_of(run)
+    return away.put_back(keys.run(run), keys.topic(p, "events"), keys.lease(p, "parser"), keys.away(p), run=run)

@@ -18,6 +18,7 @@ from tests import fork_server
 from tests.fork_server import Forked
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
+from tokenbus.bus.server.server import Server
 
 Kind = Literal[
     "fetcher", "normalizer", "parser", "pipeline", "tools", "blobs", "recorder", "webhooks", "policy", "gateway"
@@ -208,6 +209,11 @@ async def log_of(client: object, keys: Keys, run: str) -> list[dict[str, object]
     """A run's log as plain JSON, read as any program would read it."""
     entries = await client.xrange(keys.log(run))  # pyright: ignore[reportAttributeAccessIssue]
     return [msgspec.json.decode(fields[b"__data__"]) for _, fields in entries]
+
+
+async def are_away(server: Server, keys: Keys, runs: Sequence[str]) -> bool:
+    """Whether all these runs are put away."""
+    return all([await server.client.hexists(keys.run(run), "away") for run in runs])
 
 
 TERMINAL = ("completed", "incomplete", "failed", "cancelled")

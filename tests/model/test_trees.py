@@ -1,6 +1,7 @@
 """A tree of runs has one order, each call begins one run, and an end takes all below it along, in any interleaving.
 
 Two parsers, of which one may be a zombie, on the real scripts; executors that look twice, and cancels at any time.
+Runs that only wait for those below them are put away and back at any time.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 from tests.e2e import judge
 from tests.model.actors import TTL_MS, Wire, parsers
 from tests.model.oracle import log_of
-from tests.run_calls import accept_call, cancel_call
+from tests.run_calls import accept_call, cancel_call, put_away_call, put_back_call
 from tests.unit.core.run.script import accepted, call, text
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.run_record import ENDED, call_field, child_field, status_of
 from tokenbus.bus.scripts.script import LuaScript, declared
+from tokenbus.core.run.waits import rests
 from tokenbus.events import normalized as n
 from tokenbus.events.child_runs import parent_call
 from tokenbus.events.frames import (
@@ -36,6 +38,7 @@ from tokenbus.events.frames import (
     encode,
     tool_decoder,
 )
+from tokenbus_services.parser.logic import ParserLogic
 
 KEYS = Keys("trees", 1)
 ROOT = "a"
@@ -143,6 +146,8 @@ class Trees(RuleBasedStateMachine):
             return False
         self.said[run] += 1
         self.wire.redis.xadd(KEYS.topic(0, "events"), {run: encode(EventFrame(turn, turn + 1, 2, events))})
+        if isinstance(events[-1], n.Done):
+            self.wire.redis.hset(KEYS.run(run), "closed", turn + 1)  # as its fetcher does with the last frame
         return True
 
     @rule(run=runs)
@@ -176,6 +181,22 @@ class Trees(RuleBasedStateMachine):
     def commit(self, name: str, reply_lost: bool) -> None:
         if self.workers[name].pending:
             self.workers[name].send(reply_lost=reply_lost)
+
+    @rule(name=names, run=runs)
+    def put_away(self, name: str, run: str) -> None:
+        """A parser's clock puts a run away, that of a zombie too."""
+        worker = self.workers[name]
+        if worker.part is None or worker.pending:
+            return
+        logic = cast("ParserLogic", worker.part.logic)
+        if any(s.run == run and rests(s) for s in logic.states()):
+            self.wire.run(put_away_call(KEYS, worker.part, [logic.put_away(run, 8)]))
+
+    @rule(run=runs)
+    def put_back(self, run: str) -> None:
+        """A clock finds that the run is due."""
+        if self.accepted[run]:
+            self.wire.run(put_back_call(KEYS, run))
 
     @rule(name=names)
     def die(self, name: str) -> None:
@@ -265,12 +286,77 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("what", BROKEN)
-def test_a_broken_script_is_found(wire: Wire, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    short_story(wire)
-    name, part, instead = BROKEN[what]
+BROKEN_AWAY = {
+    "a result finds no parent": ("inputs.tool_result", "append_frame(events, lease, run, away)", ""),
+    "a run is put away while its child is not there": ("away.put_away", "== 'open'\n  end", "~= 'completed'\n  end"),
+    "a run is put away while its child has ended": ("away.put_away", "== 'open'\n  end", "\n  end"),
+}
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, name: str, part: str, instead: str) -> None:
     whole = declared[name].script.text
     assert part in whole, "the script is another by now"
     monkeypatch.setattr(declared[name], "script", LuaScript(name, lambda: whole.replace(part, instead)))
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_script_is_found(wire: Wire, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    short_story(wire)
+    broken(monkeypatch, *BROKEN[what])
     with pytest.raises(AssertionError):
         short_story(wire)
+
+
+def away_story(wire: Wire) -> None:
+    """Whoever only waits for those below it is put away; the end of the child brings it back, and so does a cancel."""
+    story = cast("type[Trees]", type("Model", (Trees,), {"wire": wire}))()
+
+    def applied() -> None:
+        story.work("first", 100)
+        story.commit("first", reply_lost=False)
+
+    def put_away(run: str, *, stays: bool = False) -> None:
+        story.put_away("first", run)
+        assert wire.redis.hexists(KEYS.run(run), "away") != stays
+        applied()
+
+    story.follow("first")
+    applied()
+    story.say(ROOT)
+    applied()
+    put_away(ROOT, stays=True)
+    story.look("a~0")
+    applied()
+    put_away(ROOT, stays=True)
+    story.look("a~1")
+    applied()
+    put_away(ROOT)
+    for _ in range(2):
+        story.say("a~0")
+        applied()
+    story.put_back(ROOT)
+    applied()
+    put_away(ROOT, stays=True)
+    story.look("a~0")
+    applied()
+    put_away(ROOT)
+    story.say("a~1")
+    applied()
+    story.look("a~1~0")
+    applied()
+    put_away("a~1")
+    story.cancel("a~1~0")
+    applied()
+    story.die("first")
+    story.teardown()
+
+
+def test_a_parent_that_is_put_away_is_back_with_the_end_of_its_child(wire: Wire) -> None:
+    away_story(wire)
+
+
+@pytest.mark.parametrize("what", BROKEN_AWAY)
+def test_each_guard_of_putting_parents_away_is_needed(wire: Wire, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    broken(monkeypatch, *BROKEN_AWAY[what])
+    with pytest.raises(AssertionError):
+        away_story(wire)

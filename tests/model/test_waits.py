@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from tests.model.actors import TTL_MS, Wire, parsers
+from tests.run_calls import put_away_call, put_back_call
 from tests.unit.core.run.script import accepted, call
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.scripts.runs import away, inputs
+from tokenbus.bus.scripts.runs import inputs
 from tokenbus.bus.scripts.script import LuaScript, declared
 from tokenbus.events import normalized as n
 from tokenbus.events.frames import (
@@ -27,7 +28,6 @@ from tokenbus.events.frames import (
     CancelRequested,
     Control,
     EventFrame,
-    PutAway,
     ToolAsked,
     ToolReturned,
     ToolWaits,
@@ -238,25 +238,12 @@ class Waits(RuleBasedStateMachine):
         logic = cast("ParserLogic", worker.part.logic)
         if next(s for s in logic.states() if s.run == run).phase != "tools":
             return
-        state, due_ms = logic.put_away(run, 8)
-        call = away.put_away(
-            worker.part.lease_key,
-            worker.part.stream,
-            KEYS.away(0),
-            [KEYS.run(run)],
-            token=worker.part.token,
-            offset=worker.part.offset,
-            forget=encode(EventFrame(0, CONTROL_ATTEMPT, 8, [PutAway()])),
-            ttl_ms=TTL_MS,
-            parts=(run, state, due_ms),
-        )
-        self.wire.run(call)
+        self.wire.run(put_away_call(KEYS, worker.part, [logic.put_away(run, 8)]))
 
     @rule(run=runs)
     def put_back(self, run: str) -> None:
         """A clock finds that the run is due."""
-        lease = KEYS.lease(0, "parser")
-        self.wire.run(away.put_back(KEYS.run(run), KEYS.topic(0, "events"), lease, KEYS.away(0), run=run))
+        self.wire.run(put_back_call(KEYS, run))
 
     @rule(name=names)
     def die(self, name: str) -> None:

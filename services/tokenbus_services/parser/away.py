@@ -14,12 +14,13 @@ from redis.exceptions import ResponseError
 
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import holding
-from tokenbus.bus.scripts.runs.away import put_away, put_back
-from tokenbus.bus.scripts.script import Arg, ScriptCall
+from tokenbus.bus.scripts.runs.away import AwayRun, put_away, put_back
+from tokenbus.bus.scripts.script import ScriptCall
 from tokenbus.bus.server.error_replies import is_final
 from tokenbus.bus.server.run_scripts import run_script, run_scripts
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.stage import Stage
+from tokenbus.core.run.waits import rests
 from tokenbus.events.frames import CONTROL_ATTEMPT, EventFrame, PutAway, encode
 from tokenbus_services.parser.logic import ParserLogic
 
@@ -91,32 +92,29 @@ class AwayRuns:
             part, logic = self._stage.ready_part(partition), self._logics[partition]
             if part is None or part.logic is not logic:
                 return
-            keys, names, parts, size, last_ms = part.keys, list[str](), list[Arg](), 0, until_ms
+            now_ms, runs = self._server.clock.now_ms(), list[AwayRun]()
             for run in self._resting(partition, until_ms):
-                state, due_ms = logic.put_away(run, until_ms)
-                names.append(keys.run(run))
-                parts += (run, state, due_ms)
-                size, last_ms = size + len(state), max(last_ms, due_ms)
-                if size > MOST_BYTES or len(names) == PAGE:
+                runs.append(logic.put_away(run, now_ms))
+                keys = len(runs) + sum(len(each.children) for each in runs)
+                if keys >= PAGE or sum(len(each.back) for each in runs) > MOST_BYTES:
                     break
-            if not names:
+            if not runs:
                 return
             call = put_away(
                 part.lease_key,
                 part.stream,
-                keys.away(partition),
-                names,
+                part.keys.away(partition),
+                runs,
                 token=part.token,
                 offset=part.offset,
-                forget=encode(EventFrame(0, CONTROL_ATTEMPT, until_ms, [PutAway()])),
-                ttl_ms=self._open_ms + last_ms - until_ms,
-                parts=parts,
+                forget=encode(EventFrame(0, CONTROL_ATTEMPT, now_ms, [PutAway()])),
+                ttl_ms=self._open_ms + max(0, *(each.due_ms - now_ms for each in runs)),
             )
             await run_script(self._server, call)
 
     def _resting(self, partition: int, until_ms: int) -> Iterator[str]:
         """The runs that have only waited since then."""
         for s in self._logics[partition].states():
-            waits = s.waits_since_ms and max(s.waits_since_ms, s.seen_ms) <= until_ms
+            waits = rests(s) and max(s.waits_since_ms, s.seen_ms) <= until_ms
             if waits and s.turn_bytes <= MOST_TURN_BYTES and (s.gate is None or s.gate.idle):
                 yield s.run

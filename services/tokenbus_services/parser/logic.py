@@ -12,6 +12,7 @@ import structlog
 from tokenbus.bus.keys import Keys, PublicTopic
 from tokenbus.bus.run_record import JUDGING, SEQ, RunLifetimes
 from tokenbus.bus.scripts import Arg, Commit
+from tokenbus.bus.scripts.runs.away import AwayRun
 from tokenbus.bus.stage.logic import RunPosition, StageLogic
 from tokenbus.core.run.attempts import AttemptReport
 from tokenbus.core.run.blocks.block_table import BlockTable, OpenBlocks
@@ -20,6 +21,7 @@ from tokenbus.core.run.gated_run import GatedRun, accept
 from tokenbus.core.run.sealed_run import AnyRun, SealedRun
 from tokenbus.core.run.state import RunState
 from tokenbus.core.run.state_machine import RunMachine
+from tokenbus.core.run.waits import children_of, looked_at_again_ms
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import (
     CONTROL_ATTEMPT,
@@ -147,12 +149,12 @@ class ParserLogic(StageLogic):
                 return isinstance(event, PutBack)
         return True
 
-    def put_away(self, run: str, at_ms: int) -> tuple[bytes, int]:
-        """The frame that brings back this run, and the first deadline of what it waits for."""
+    def put_away(self, run: str, at_ms: int) -> AwayRun:
+        """What is stored of this run, which rests."""
         s = self._runs[run].state
-        back = PutBack(self.snapshot(run), s.turn, s.attempt, s.seq)
-        due_ms = min((p.wait.deadline_ms for p in s.calls if p.wait), default=at_ms)
-        return encode(EventFrame(0, CONTROL_ATTEMPT, at_ms, [back])), due_ms
+        back = encode(EventFrame(0, CONTROL_ATTEMPT, at_ms, [PutBack(self.snapshot(run), s.turn, s.attempt, s.seq)]))
+        children = [self._keys.run(child) for child in children_of(s)]
+        return AwayRun(self._keys.run(run), run, back, looked_at_again_ms(s, at_ms), children)
 
     def fail(self, run: str, error: ErrorInfo) -> None:
         self._checkpoints.pop(run, None)

@@ -18,7 +18,7 @@ from tokenbus.bus import process_clock, scripts
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.leases import read_lag
 from tokenbus.bus.liveness import Liveness, rest, stop_task
-from tokenbus.bus.run_record import ENDED, STATUS, status_of
+from tokenbus.bus.run_record import ENDED, STATUS, UNENDED, status_of
 from tokenbus.bus.scripts.runs.timeouts import RunIs, append_timeout, expire, read_policy_stage
 from tokenbus.bus.server.error_replies import is_final
 from tokenbus.bus.server.retry import Defects
@@ -169,7 +169,7 @@ class TimeoutClock:
                         await self._server.client.xadd(
                             self._keys.topic(partition, "tools"), {s.run: handed_out(s, work_of(s, p))}
                         )
-                calls += self._orphans(partition)
+                calls += await self._orphans(partition)
         if calls:
             await self._send(calls)
 
@@ -229,15 +229,22 @@ class TimeoutClock:
             return []
         return same
 
-    def _orphans(self, partition: int) -> list[scripts.ScriptCall]:
+    async def _orphans(self, partition: int) -> list[scripts.ScriptCall]:
         """Cancel child runs whose parent ended without doing so: its state was unreadable, or a fail-over lost that.
 
-        A parent is accepted before its children, in the same log, so one that is not open here has ended.
+        A parent is accepted before its children, in the same log, so one that is not open here has ended or is put
+        away.
         """
         states = {s.run for s in self._logics[partition].states()}
+        doubtful = {run: above[0] for run in states if (above := parent_call(run)) and above[0] not in states}
+        if not doubtful:
+            return []
         keys, calls = self._keys.within(partition), list[scripts.ScriptCall]()
-        for run in states:
-            if (above := parent_call(run)) and above[0] not in states:
+        pipe = self._server.client.pipeline(transaction=False)
+        for parent in doubtful.values():
+            pipe.hget(keys.run(parent), STATUS)
+        for run, found in zip(doubtful, await pipe.execute(raise_on_error=False), strict=True):
+            if not isinstance(found, Exception) and status_of(found) not in UNENDED:
                 call = scripts.cancel(
                     keys.run(run),
                     keys.topic(partition, "events"),

@@ -1,5 +1,5 @@
-"""A run that only waits is in no worker. Without its index it goes on, a state that nobody can read ends it, and its
-session reaches it.
+"""A run that only waits is in no worker, and neither is its parent. Without its index it goes on, a state that nobody
+can read ends it, its session reaches it, and a child that is lost ends its parent's call.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import redis.asyncio as redis
 from tests.waiting import eventually
 from tokenbus import Client, Run
 from tokenbus.events.frames import CONTROL_ATTEMPT, EventFrame, PutBack, encode
-from tokenbus.events.public import Cancelled, Completed, PublicEvent, RunFailedEvent
+from tokenbus.events.public import BlockComplete, Cancelled, ChildEnded, Completed, PublicEvent, RunFailedEvent
 from tokenbus.testing import LocalBus
 from tokenbus_services.mock_provider import Reply, ToolCall
 from tokenbus_services.parser import away, timeouts
@@ -30,6 +30,17 @@ timeout_s = 3600
 kind = "client"
 description = "Nobody returns its result."
 timeout_s = 4
+[tools.helper]
+kind = "run"
+provider = "anthropic"
+model = "show"
+tools = ["show"]
+[tools.brief]
+kind = "run"
+provider = "anthropic"
+model = "show"
+tools = ["show"]
+timeout_s = 2
 """
 
 
@@ -39,8 +50,10 @@ def bus() -> Generator[LocalBus]:
         patch.setattr(away, "AWAY_AFTER_MS", 0)
         patch.setattr(away, "LOOK_S", 0.0)
         patch.setattr(timeouts, "INDEX_LOOKS", 1)
-        for tool in ("show", "gone"):
-            running.model_says(tool, Reply(tool_calls=(ToolCall(name=tool, arguments={}),)), "Done.")
+        calls = {name: ToolCall(name=name, arguments={"task": "go"}) for name in ("show", "gone", "helper", "brief")}
+        for name, call in calls.items():
+            running.model_says(name, Reply(tool_calls=(call,)), "Done.")
+        running.model_says("both", Reply(tool_calls=(calls["helper"], calls["show"])), "Both.")
         yield running
 
 
@@ -115,3 +128,57 @@ async def test_its_session_reaches_it(bus: LocalBus, client: Client, server: Any
     await session.interrupt()
     async with aclosing(client.follow(run)) as events:
         assert isinstance([event async for event in events][-1], Cancelled)
+
+
+async def test_a_parent_is_back_when_its_child_has_ended(bus: LocalBus, client: Client, server: Any) -> None:
+    run = await client.publish(bus.request("both", tools=[{"name": "helper"}, {"name": "show"}]))
+    child = f"{run.id}~0"
+    await key_of(server, child)
+    await key_of(server, run.id)
+    await eventually(lambda: is_nothing(server))
+    (info,) = [info async for info in client.waiting(run=child)]
+    await client.tool_result(child, info.wait, {"of": "child"})
+    async with aclosing(client.follow(child)) as events:
+        assert isinstance([event async for event in events][-1], Completed)
+    await key_of(server, run.id)  # it waits for its own call
+    await eventually(lambda: is_nothing(server))
+    (info,) = [info async for info in client.waiting(run=run)]
+    await client.tool_result(run, info.wait, {"of": "parent"})
+    async with aclosing(run.events()) as events:
+        log = [event async for event in events]
+    assert isinstance(log[-1], Completed)
+    results = [e.content for e in log if isinstance(e, BlockComplete) and e.kind == "tool_result"]
+    assert results == ["Done.", '{"of":"parent"}']
+
+
+async def test_a_cancel_ends_a_tree_of_which_nothing_is_in_a_worker(bus: LocalBus, client: Client, server: Any) -> None:
+    run = await client.publish(bus.request("helper", tools=[{"name": "helper"}]))
+    child = f"{run.id}~0"
+    await key_of(server, child)
+    await key_of(server, run.id)
+    await client.cancel(run)
+    assert isinstance(await last_of(run), Cancelled)
+    async with aclosing(client.follow(child)) as events:
+        assert isinstance([event async for event in events][-1], Cancelled)
+
+
+async def test_the_deadline_of_a_parent_stands_while_it_is_away(bus: LocalBus, client: Client, server: Any) -> None:
+    run = await client.publish(bus.request("helper", tools=[{"name": "helper"}], deadline_s=3))
+    await key_of(server, run.id)
+    end = await last_of(run)
+    assert isinstance(end, RunFailedEvent)
+    assert end.error.code == "deadline"
+
+
+async def test_a_child_of_which_nothing_is_left_ends_its_parents_call(
+    bus: LocalBus, client: Client, server: Any
+) -> None:
+    run = await client.publish(bus.request("brief", tools=[{"name": "brief"}]))
+    child = await key_of(server, f"{run.id}~0")
+    await key_of(server, run.id)
+    await eventually(lambda: is_nothing(server))
+    await server.delete(child)
+    async with aclosing(run.events()) as events:
+        log = [event async for event in events]
+    assert [(e.status, e.error and e.error.code) for e in log if isinstance(e, ChildEnded)] == [("lost", "child_lost")]
+    assert isinstance(log[-1], Completed)

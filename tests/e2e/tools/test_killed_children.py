@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e import judge
 from tests.e2e.conftest import Send
-from tests.e2e.fleet import PIPELINE, WITH_TOOLS, Kind, ended, fleet, log_of
+from tests.e2e.fleet import PIPELINE, WITH_TOOLS, Kind, are_away, ended, fleet, log_of
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
@@ -47,8 +47,9 @@ def asks(word: str) -> Script:
 
 
 @pytest.mark.leaves_pending
+@pytest.mark.parametrize("away", [False, True], ids=["in memory", "put away"])
 async def test_a_child_runs_once_whoever_is_killed(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, *, away: bool
 ) -> None:
     helper = Script(name="helper", turns=(Turn(says=Reply(text="Here it is, all."), fault=Stall(after_text="Here")),))
     words = ("first", "second")
@@ -82,6 +83,8 @@ async def test_a_child_runs_once_whoever_is_killed(
         assert not any([await server.client.exists(keys.run(child)) for child in children])
         await replaced()
         await eventually(lambda: in_all(children, "chunk"), timeout=60)
+        if away:
+            await eventually(lambda: are_away(server, keys, runs), timeout=60)
         await replaced()  # while they run
         assert await held() == {*children}
         for worker in live("tools"):  # so that nobody hears of their end

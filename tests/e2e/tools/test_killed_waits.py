@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e import judge
 from tests.e2e.conftest import Send
-from tests.e2e.fleet import WITH_TOOLS, Fleet, Kind, ended, fleet, log_of
+from tests.e2e.fleet import WITH_TOOLS, Fleet, Kind, are_away, ended, fleet, log_of
 from tests.waiting import eventually
 from tokenbus import Client
 from tokenbus.bus.keys import Keys
@@ -68,10 +68,6 @@ async def freeze_owners(workers: Fleet) -> None:
     for worker in workers.workers:
         if worker.kind in OWNERS and not worker.runs("fetcher") and worker.process.returncode is None:
             worker.freeze()
-
-
-async def are_away(server: Server, keys: Keys, runs: Sequence[str]) -> bool:
-    return all([await server.client.hexists(keys.run(run), "away") for run in runs])
 
 
 @pytest.mark.leaves_pending

@@ -156,6 +156,29 @@ def waits_only(s: RunState) -> bool:
     return s.phase == "tools" and not any(p.is_at_worker for p in s.calls) and any(p.wait for p in s.calls)
 
 
+def rests(s: RunState) -> bool:
+    """Whether nothing happens to the run until somebody decides or a child run ends. A child that is only asked for
+    counts too.
+    """
+    return s.phase == "tools" and all(p.result or p.child or not p.is_at_worker for p in s.calls)
+
+
+def children_of(s: RunState) -> list[str]:
+    """The child runs that the run waits for."""
+    return [p.child for p in s.calls if p.child and p.result is None]
+
+
+def looked_at_again_ms(s: RunState, at_ms: int) -> int:
+    """When the clock must look at a run that rests: at its first deadline. A child that waits may take longer than
+    its call may; then a later look asks again.
+    """
+    found = [p.wait.deadline_ms for p in s.calls if p.wait]
+    if children_of(s):
+        found += [at_ms + s.accepted.begins_runs[p.runs.name] for p in s.calls if p.child and p.result is None]
+        found += [s.accepted.deadline_ms] if s.accepted.deadline_ms else []
+    return min(found, default=at_ms)
+
+
 def needs_approval(call: CompleteCall, rules: Sequence[Conditions]) -> bool:
     """Whether the call fulfils one of the rules. Free text fulfils any, because it has no arguments to look at."""
     arguments = _arguments(call) or {}

@@ -249,7 +249,7 @@ async def _put_away(w: World) -> ScriptCall:
     await pipe.execute()
     call = put_away(w, runs, b"s" * (MOST_BYTES // PAGE))
     largest = [*call.args]
-    largest[-2] = b"s" * 3 * MOST_TURN_BYTES
+    largest[-3] = b"s" * 3 * MOST_TURN_BYTES
     await _add(w, w.events, away.MOST_UNREAD - 1, {"other": BLOCK[: 2**17]})
     return ScriptCall(call.script, call.keys, largest)
 

@@ -469,18 +469,17 @@ def _decide(w: World) -> ScriptCall:
     )
 
 
-def put_away(w: World, runs: Sequence[str], state: bytes = b"state") -> ScriptCall:
-    """The parser puts these runs away."""
+def put_away(w: World, runs: Sequence[str], state: bytes = b"state", children: Sequence[str] = ()) -> ScriptCall:
+    """The parser puts these runs away, each of which waits for these children."""
     return away.put_away(
         w.parser,
         w.events,
         w.keys.away(0),
-        [w.keys.run(run) for run in runs],
+        [away.AwayRun(w.keys.run(run), run, state, 9, [w.keys.run(child) for child in children]) for run in runs],
         token=w.tokens[w.parser],
         offset=w.ends[w.events],
         forget=b"forget",
         ttl_ms=HOUR_MS,
-        parts=[part for run in runs for part in (run, state, 9)],
     )
 
 
@@ -669,7 +668,10 @@ SCENES: dict[str, list[Scene]] = {
     ],
     "attempt_fence.append_raw": [Scene(_append_raw, second=lambda _, first: [b"already", *first[1:]])],
     "attempt_fence.take_job": [Scene(lambda w: scripts.take_job(w.keys.run(w.run), attempt=1, writer="b"))],
-    "away.put_away": [Scene(lambda w: put_away(w, [w.resting]), second=_is(0))],
+    "away.put_away": [
+        Scene(lambda w: put_away(w, [w.resting]), second=_is(0)),
+        Scene(lambda w: put_away(w, [w.resting], children=[w.run]), second=_is(0)),
+    ],
     "away.put_back": [Scene(_put_back, second=_is(0))],
     "chain": [Scene(_chain, second=lambda _, first: [b"already", *first[1:]], times=["until"])],
     "commit": [

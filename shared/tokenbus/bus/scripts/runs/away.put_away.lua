@@ -3,13 +3,13 @@
 --   lease  hash rw  of the parser
 --   events  stream rw
 --   index  sorted set rw  of runs that are put away, by the time at which they must be back
---   run_keys...  hash rw
+--   run_keys...  hash rw  of each run its own, and those of the child runs that it waits for
 -- ARGV
 --   token
 --   offset  up to which the states have the events
 --   forget  frame by which the parser forgets a run
 --   ttl_ms  how long the index is kept at least
---   parts...  of each run: its id, the frame with its state, when it must be back
+--   parts...  of each run: its id, the frame with its state, when it must be back, its number of such children
 -- Reply: how many were put away.
 -- Atomic: a state that is stored has all events of its run, and whatever comes later finds it there.
 -- Twice: refused: 0
@@ -23,16 +23,21 @@ local busy, away, size = {}, {}, 0
 for _, entry in ipairs(unread) do
   for i = 1, #entry[2], 2 do busy[entry[2][i]] = true end
 end
-for k = run_keys_at, #KEYS do
-  local at = parts_at + 3 * (k - run_keys_at)
-  local run, state, due = unpack(ARGV, at, at + 2)
+local k = run_keys_at
+for at = parts_at, #ARGV, 4 do
+  local run, state, due, children = unpack(ARGV, at, at + 3)
   local r = redis.pcall('HMGET', KEYS[k], 'status', 'attempt', 'closed')
   local rests = r[1] == 'open' and r[2] == r[3] and not busy[run]
+  -- The parser looks for the call of a child that is not open: its entry may be lost.
+  for child = k + 1, k + children do
+    rests = rests and redis.pcall('HGET', KEYS[child], 'status') == 'open'
+  end
   if rests and type(redis.pcall('ZADD', index, due, run)) == 'number' then
     redis.call('HSET', KEYS[k], 'away', state)
     away[#away + 1], away[#away + 2] = run, forget
     size = size + #forget
   end
+  k = k + 1 + children
 end
 if #away == 0 then return 0 end
 redis.call('XADD', events, '*', unpack(away))
