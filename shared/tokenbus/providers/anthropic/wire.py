@@ -12,10 +12,7 @@ from msgspec import Raw
 
 from tokenbus.errors import Malformed
 from tokenbus.providers.response.json_decode import Index, read, tag_of
-from tokenbus.providers.response.unknown_fields import Known, UnknownField, read_known
-
-NOTHING = Raw(b"")
-"""An absent field of raw JSON."""
+from tokenbus.providers.response.unknown_fields import NOTHING, Known, UnknownField, read_known
 
 
 class Message(Known):

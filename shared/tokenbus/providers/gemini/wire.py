@@ -8,10 +8,7 @@ import msgspec
 from msgspec import Raw
 
 from tokenbus.providers.response.json_decode import Index, read
-from tokenbus.providers.response.unknown_fields import Known
-
-NOTHING = Raw(b"")
-"""An absent field of raw JSON."""
+from tokenbus.providers.response.unknown_fields import NOTHING, Known
 
 
 class _Camel(Known, rename="camel"):

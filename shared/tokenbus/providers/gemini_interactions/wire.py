@@ -12,15 +12,20 @@ from msgspec import Raw
 
 from tokenbus.errors import Malformed
 from tokenbus.providers.response.json_decode import Index, read, tag_of
-from tokenbus.providers.response.unknown_fields import Known, UnknownField, read_known
-
-NOTHING = Raw(b"")
-"""An absent field of raw JSON."""
+from tokenbus.providers.response.unknown_fields import NOTHING, Known, UnknownField, dropping, read_known
 
 Usage = dict[str, Any] | None
 
 
-class Interaction(Known):
+_REPEATED = dropping(
+    "object created updated agent_config background environment generation_config input labels output_audio "
+    "output_image output_text output_video previous_interaction_id response_format response_modalities "
+    "safety_settings store system_instruction tools webhook_config"
+)
+"""Times, settings of the request and repetitions of the output."""
+
+
+class Interaction(_REPEATED):
     """The interaction in the first and last events, or an answer that was not streamed."""
 
     id: str | None = None
@@ -33,28 +38,6 @@ class Interaction(Known):
     error: Raw = NOTHING
     service_tier: Raw = NOTHING
     continuation_token: Raw = NOTHING
-    # times, settings of the request and repetitions of the output
-    object: Raw = NOTHING
-    created: Raw = NOTHING
-    updated: Raw = NOTHING
-    agent_config: Raw = NOTHING
-    background: Raw = NOTHING
-    environment: Raw = NOTHING
-    generation_config: Raw = NOTHING
-    input: Raw = NOTHING
-    labels: Raw = NOTHING
-    output_audio: Raw = NOTHING
-    output_image: Raw = NOTHING
-    output_text: Raw = NOTHING
-    output_video: Raw = NOTHING
-    previous_interaction_id: Raw = NOTHING
-    response_format: Raw = NOTHING
-    response_modalities: Raw = NOTHING
-    safety_settings: Raw = NOTHING
-    store: Raw = NOTHING
-    system_instruction: Raw = NOTHING
-    tools: Raw = NOTHING
-    webhook_config: Raw = NOTHING
 
 
 class _Event(Known, tag_field="event_type"):

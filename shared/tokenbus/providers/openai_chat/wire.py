@@ -9,10 +9,7 @@ import msgspec
 from msgspec import Raw
 
 from tokenbus.providers.response.json_decode import Index
-from tokenbus.providers.response.unknown_fields import Known, UnknownField, read_known
-
-NOTHING = Raw(b"")
-"""An absent field of raw JSON."""
+from tokenbus.providers.response.unknown_fields import NOTHING, Known, UnknownField, read_known
 
 
 class Function(Known):

@@ -34,11 +34,8 @@ from tokenbus.providers.response.decoder import ResponseDecoder
 from tokenbus.providers.response.error_mapping import provider_failure
 from tokenbus.providers.response.json_decode import read, text_of
 from tokenbus.providers.response.sse import MAX_IMAGE_EVENT_BYTES, SseEvent
-from tokenbus.providers.response.unknown_fields import Known, has_value, named, read_known
+from tokenbus.providers.response.unknown_fields import NOTHING, Known, has_value, named, read_known
 from tokenbus.providers.response.usage import latest
-
-NOTHING = Raw(b"")
-"""An absent field of raw JSON."""
 
 
 class _ImageData(Known):

@@ -14,10 +14,7 @@ from msgspec import Raw
 
 from tokenbus.errors import Malformed
 from tokenbus.providers.response.json_decode import Index, read, tag_of
-from tokenbus.providers.response.unknown_fields import Known, UnknownField, read_known
-
-NOTHING = Raw(b"")
-"""An absent field of raw JSON."""
+from tokenbus.providers.response.unknown_fields import NOTHING, Known, UnknownField, dropping, read_known
 
 Arguments = str | dict[str, Raw] | None
 """A call's arguments: a string, or an object from nonconforming vendors."""
@@ -29,7 +26,16 @@ class Details(Known):
     reason: str | None = None
 
 
-class Response(Known):
+_REPEATED = dropping(
+    "created_at completed_at background frequency_penalty instructions max_output_tokens max_tool_calls metadata "
+    "output_text parallel_tool_calls presence_penalty previous_response_id prompt prompt_cache_key "
+    "prompt_cache_retention reasoning safety_identifier store temperature text tool_choice top_logprobs top_p "
+    "truncation user"
+)
+"""Times, settings of the request and repetitions of the output."""
+
+
+class Response(_REPEATED):
     """The response object in the first and last events, or a response that was not streamed."""
 
     id: str | None = None
@@ -42,32 +48,6 @@ class Response(Known):
     incomplete_details: Details | None = None
     tools: Raw = NOTHING
     service_tier: Raw = NOTHING
-    # times, settings of the request and repetitions of the output
-    created_at: Raw = NOTHING
-    completed_at: Raw = NOTHING
-    background: Raw = NOTHING
-    frequency_penalty: Raw = NOTHING
-    instructions: Raw = NOTHING
-    max_output_tokens: Raw = NOTHING
-    max_tool_calls: Raw = NOTHING
-    metadata: Raw = NOTHING
-    output_text: Raw = NOTHING
-    parallel_tool_calls: Raw = NOTHING
-    presence_penalty: Raw = NOTHING
-    previous_response_id: Raw = NOTHING
-    prompt: Raw = NOTHING
-    prompt_cache_key: Raw = NOTHING
-    prompt_cache_retention: Raw = NOTHING
-    reasoning: Raw = NOTHING
-    safety_identifier: Raw = NOTHING
-    store: Raw = NOTHING
-    temperature: Raw = NOTHING
-    text: Raw = NOTHING
-    tool_choice: Raw = NOTHING
-    top_logprobs: Raw = NOTHING
-    top_p: Raw = NOTHING
-    truncation: Raw = NOTHING
-    user: Raw = NOTHING
 
 
 class _Event(Known, tag_field="type"):
@@ -224,38 +204,11 @@ class Ping(_Event, tag="ping", forbid_unknown_fields=False):
     pass
 
 
-Event = (
-    Created
-    | InProgress
-    | Queued
-    | Completed
-    | Incomplete
-    | ResponseFailed
-    | Cancelled
-    | ErrorEvent
-    | KeepAlive
-    | Ping
-    | PartAdded
-    | SummaryPartAdded
-    | ItemAdded
-    | ItemDone
-    | TextDelta
-    | TextDone
-    | RefusalDelta
-    | RefusalDone
-    | AnnotationAdded
-    | PartDone
-    | ReasoningDelta
-    | ReasoningDone
-    | SummaryDelta
-    | SummaryDone
-    | SummaryPartDone
-    | ArgumentsDelta
-    | ArgumentsDone
-    | InputDelta
-    | InputDone
-    | PartialImage
-)
+_Life = Created | InProgress | Queued | Completed | Incomplete | ResponseFailed | Cancelled
+_Items = ItemAdded | ItemDone | PartAdded | PartDone | SummaryPartAdded | SummaryPartDone | AnnotationAdded
+_Deltas = TextDelta | RefusalDelta | ReasoningDelta | SummaryDelta | ArgumentsDelta | InputDelta | PartialImage
+_Wholes = TextDone | RefusalDone | ReasoningDone | SummaryDone | ArgumentsDone | InputDone
+Event = _Life | _Items | _Deltas | _Wholes | ErrorEvent | KeepAlive | Ping
 
 
 class Unknown(msgspec.Struct):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 from types import UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin
+from typing import Any, TypeVar, Union, cast, get_args, get_origin
 
 import msgspec
 from msgspec import Raw
@@ -26,6 +26,16 @@ _array = msgspec.json.Decoder(list[Raw])
 
 class Known(msgspec.Struct, forbid_unknown_fields=True):
     """Base of structs that name every field of their object that is known."""
+
+
+NOTHING = Raw(b"")
+"""An absent field of raw JSON."""
+
+
+def dropping(names: str) -> type[Known]:
+    """A base of structs with these fields, which are dropped."""
+    fields = [(name, Raw, NOTHING) for name in names.split()]
+    return cast("type[Known]", msgspec.defstruct("Dropping", fields, bases=(Known,), kw_only=True))
 
 
 class UnknownField(msgspec.Struct, frozen=True):
