@@ -6,6 +6,7 @@ No label holds anything from a request: kinds, statuses and error classes are fe
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -41,30 +42,21 @@ class RunMetrics:
     """Counts public events."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        counter = partial(Counter, registry=registry)
+        histogram = partial(Histogram, registry=registry)
         self.characters = 0
         """Of all chunks."""
-        self._started = Counter("tokenbus_runs_started", "Runs that were accepted.", registry=registry)
-        self._ended = Counter("tokenbus_runs_ended", "Runs that ended, by how.", ["status"], registry=registry)
-        self._chunks = Counter("tokenbus_chunks", "Chunks written, by kind of block.", ["kind"], registry=registry)
-        self._retries = Counter(
-            "tokenbus_retries", "Attempts that failed and were followed by another.", ["error"], registry=registry
+        self._started = counter("tokenbus_runs_started", "Runs that were accepted.")
+        self._ended = counter("tokenbus_runs_ended", "Runs that ended, by how.", ["status"])
+        self._chunks = counter("tokenbus_chunks", "Chunks written, by kind of block.", ["kind"])
+        self._retries = counter("tokenbus_retries", "Attempts that failed and were followed by another.", ["error"])
+        self._failures = counter("tokenbus_failures", "Runs that ended failed, by class of the error.", ["error"])
+        self._tokens = counter("tokenbus_tokens", "Tokens as providers counted them.", ["direction"])
+        self._tools = counter("tokenbus_tool_results", "Tool results that runs received, by outcome.", ["outcome"])
+        self._first_text = histogram(
+            "tokenbus_first_text_seconds", "From a run's acceptance to its first visible text.", buckets=_SECONDS
         )
-        self._failures = Counter(
-            "tokenbus_failures", "Runs that ended failed, by class of the error.", ["error"], registry=registry
-        )
-        self._tokens = Counter("tokenbus_tokens", "Tokens as providers counted them.", ["direction"], registry=registry)
-        self._tools = Counter(
-            "tokenbus_tool_results", "Tool results that runs received, by outcome.", ["outcome"], registry=registry
-        )
-        self._first_text = Histogram(
-            "tokenbus_first_text_seconds",
-            "From a run's acceptance to its first visible text.",
-            registry=registry,
-            buckets=_SECONDS,
-        )
-        self._whole = Histogram(
-            "tokenbus_run_seconds", "From a run's acceptance to its end.", registry=registry, buckets=_SECONDS
-        )
+        self._whole = histogram("tokenbus_run_seconds", "From a run's acceptance to its end.", buckets=_SECONDS)
 
     def count(self, event: PublicEvent) -> None:
         match event:
@@ -107,56 +99,48 @@ class AttemptMetrics:
     """Counts attempts that ended, and what they used."""
 
     def __init__(self, registry: CollectorRegistry, settings: Settings) -> None:
+        counter = partial(Counter, registry=registry)
+        histogram = partial(Histogram, registry=registry)
         self._models = KnownModels(settings)
         self._tenants = known_tenants(settings)
         self._apis = {name: provider.api for name, provider in settings.providers.items()}
         self._prices = PriceTable(settings.gateway.prices if settings.gateway else {})
-        self._attempts = Counter(
+        self._attempts = counter(
             "tokenbus_provider_attempts",
             "Attempts that ended, by outcome; for an error its class.",
             ["provider", "model", "outcome"],
-            registry=registry,
         )
-        self._first_byte = Histogram(
+        self._first_byte = histogram(
             "tokenbus_provider_first_byte_seconds",
             "From a provider's call to the beginning of its answer.",
             ["provider", "model"],
-            registry=registry,
             buckets=_ATTEMPT_SECONDS,
         )
-        self._first_text = Histogram(
+        self._first_text = histogram(
             "tokenbus_provider_first_text_seconds",
             "From a provider's call to its first visible text.",
             ["provider", "model"],
-            registry=registry,
             buckets=_ATTEMPT_SECONDS,
         )
-        self._whole = Histogram(
+        self._whole = histogram(
             "tokenbus_provider_call_seconds",
             "From a provider's call to its end.",
             ["provider", "model"],
-            registry=registry,
             buckets=_ATTEMPT_SECONDS,
         )
-        self._tokens = Counter(
-            "tokenbus_provider_tokens",
-            "Tokens that providers reported, by kind.",
-            ["provider", "model", "kind"],
-            registry=registry,
+        self._tokens = counter(
+            "tokenbus_provider_tokens", "Tokens that providers reported, by kind.", ["provider", "model", "kind"]
         )
-        self._cost = Counter(
+        self._cost = counter(
             "tokenbus_provider_cost",
             "Cost of these tokens by `gateway.prices`, in its currency.",
             ["provider", "model"],
-            registry=registry,
         )
-        self._tenant_runs = Counter(
-            "tokenbus_tenant_runs", "Runs that ended, by configured tenant.", ["tenant", "status"], registry=registry
+        self._tenant_runs = counter(
+            "tokenbus_tenant_runs", "Runs that ended, by configured tenant.", ["tenant", "status"]
         )
-        self._tenant_tokens = Counter(
-            "tokenbus_tenant_tokens", "Tokens by configured tenant.", ["tenant", "kind"], registry=registry
-        )
-        self._tenant_cost = Counter("tokenbus_tenant_cost", "Cost by configured tenant.", ["tenant"], registry=registry)
+        self._tenant_tokens = counter("tokenbus_tenant_tokens", "Tokens by configured tenant.", ["tenant", "kind"])
+        self._tenant_cost = counter("tokenbus_tenant_cost", "Cost by configured tenant.", ["tenant"])
 
     def attempt_over(self, state: RunState, report: AttemptReport) -> None:
         provider, model = self._models.label(report.provider, report.model, ok=report.outcome == "ok")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -33,6 +34,7 @@ class StageMetrics:
     """Metrics of the ordered stages in one process, by stage."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        gauge = partial(Gauge, registry=registry)
         self._entries = Counter(
             "tokenbus_entries", "Stream entries that were processed and committed.", ["stage"], registry=registry
         )
@@ -43,14 +45,11 @@ class StageMetrics:
             registry=registry,
             buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.0),
         )
-        self._partitions = Gauge(
-            "tokenbus_partitions", "Partitions that this worker owns.", ["stage"], registry=registry
-        )
-        self._blocked = Gauge(
+        self._partitions = gauge("tokenbus_partitions", "Partitions that this worker owns.", ["stage"])
+        self._blocked = gauge(
             "tokenbus_partitions_blocked",
             "Partitions that this worker found with a shared key of the wrong type; `tokenbus doctor` names it.",
             ["stage"],
-            registry=registry,
         )
 
     def of(self, stage: str) -> OneStageMetrics:
@@ -233,44 +232,28 @@ class DeploymentGauges:
         self, registry: CollectorRegistry, server: Server, keys: Keys, *, judged: bool, further: Sequence[Queue]
     ) -> None:
         """``judged``: whether the deployment has policies. ``further``: as `DeploymentReader` has it."""
+        gauge = partial(Gauge, registry=registry)
         self._server = server
         self._reader = DeploymentReader(server, keys, further=further, judged=judged, workers=False)
-        self._partitions = Gauge(
-            "tokenbus_deployment_partitions", "Partitions of the deployment.", [], registry=registry
+        self._partitions = gauge("tokenbus_deployment_partitions", "Partitions of the deployment.", [])
+        self._owned = gauge(
+            "tokenbus_deployment_owned_partitions", "Partitions that a worker of the stage owns now.", ["stage"]
         )
-        self._owned = Gauge(
-            "tokenbus_deployment_owned_partitions",
-            "Partitions that a worker of the stage owns now.",
-            ["stage"],
-            registry=registry,
+        self._lag = gauge(
+            "tokenbus_deployment_lag_bytes", "Bytes of input that the stage has not processed yet.", ["stage"]
         )
-        self._lag = Gauge(
-            "tokenbus_deployment_lag_bytes",
-            "Bytes of input that the stage has not processed yet.",
-            ["stage"],
-            registry=registry,
+        self._open = gauge("tokenbus_deployment_open_runs", "Runs that began and have not ended.", [])
+        self._queues = gauge(
+            "tokenbus_deployment_queue_entries", "Entries of a work queue, waiting or in progress.", ["queue"]
         )
-        self._open = Gauge(
-            "tokenbus_deployment_open_runs", "Runs that began and have not ended.", [], registry=registry
-        )
-        self._queues = Gauge(
-            "tokenbus_deployment_queue_entries",
-            "Entries of a work queue, waiting or in progress.",
-            ["queue"],
-            registry=registry,
-        )
-        self._dead = Gauge(
-            "tokenbus_deployment_dead_entries",
-            "Entries of the dead stream: crashes and rejected requests.",
-            ["kind"],
-            registry=registry,
+        self._dead = gauge(
+            "tokenbus_deployment_dead_entries", "Entries of the dead stream: crashes and rejected requests.", ["kind"]
         )
         self._server_gauges = server_gauges(registry)
-        self._disk_fault = Gauge(
+        self._disk_fault = gauge(
             "tokenbus_server_disk_fault",
             "1 if this state of the server's persistence is not `ok`: it cannot write to its disk.",
             ["server", "state"],
-            registry=registry,
         )
 
     async def measure(self) -> None:
