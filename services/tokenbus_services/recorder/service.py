@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
-from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -21,11 +20,12 @@ from tokenbus.blobs import BlobStreams
 from tokenbus.bus import process_clock
 from tokenbus.bus.keys import DATA_FIELD, Keys
 from tokenbus.bus.layout import announce_archive
-from tokenbus.bus.liveness import Liveness, beating, rest, stop_task
+from tokenbus.bus.liveness import beating, rest, stop_task
 from tokenbus.bus.records import RecordEntry, drop_old_records, forget_recorded, newest_records, put_record
 from tokenbus.bus.run_record import ACCEPTED, FRAME, HISTORY, RECORD, REQUEST
 from tokenbus.bus.server.retry import Defects, retry_until_available
 from tokenbus.bus.server.server import Server
+from tokenbus.bus.topology import RECORDER
 from tokenbus.bus.work_queue import QueueItem
 from tokenbus.client.archive import Archive
 from tokenbus.core.request.bounds import tenant_of
@@ -36,17 +36,14 @@ from tokenbus_services.blobs.client import archive_of, loader_of
 from tokenbus_services.recorder import record as records
 from tokenbus_services.recorder.archiving import archived, log_lines, read_page, to_archive
 from tokenbus_services.recorder.record import Record, packed
-from tokenbus_services.runtime.app.service_app import worker_name
-from tokenbus_services.runtime.metrics import DeadLetterMetrics
-from tokenbus_services.runtime.queue_work import Later, QueueWork, dead_letter_item
-from tokenbus_services.runtime.worker_core import DeploymentAgreement
-from tokenbus_services.settings import RecordSettings, Settings
-from tokenbus_services.telemetry import NO_TRACER, RunTracer, Span
+from tokenbus_services.runtime.queue_work import MOST_DELIVERIES, Later, QueueService
+from tokenbus_services.runtime.worker_core import WorkerCore
+from tokenbus_services.settings import RecordSettings
+from tokenbus_services.telemetry import Span
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 T = TypeVar("T")
 
-GROUP = "recorder"
 RECORDS_AT_ONCE = 2
 """Concurrent records: each may need several times `records.raw_bytes` of memory."""
 AT_ONCE = 8
@@ -55,8 +52,6 @@ ARCHIVING_S = 120.0
 """How long one try to archive a log may take. Then another run gets its slot."""
 ANNOUNCE_S = 10.0
 """How often the deployment is told that there is an archive, which readers ask for what the server does not have."""
-MOST_DELIVERIES = 3
-"""A run whose recorders died this often is not recorded: it may be what kills them."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 STORE_PATIENCE_S = 30.0
 """How long a record waits for an unavailable or full store. Then others get its slot, because the store may reject only
@@ -71,77 +66,37 @@ LEASE_S = 40.0
 """Maximum time to lease one blob, given the timeouts of the store's client."""
 
 
-class RecordService:
+class RecordService(QueueService):
     """The recorded runs of a deployment, shared among its recorders."""
 
-    name = "recorder"
+    name, topic = RECORDER
+    description = "Runs that are over, each to be recorded in the blob store, or archived."
 
-    def __init__(self, settings: Settings, metrics: RecordMetrics, tracer: RunTracer = NO_TRACER) -> None:
-        assert settings.redis_url
-        self._settings = settings
+    def __init__(self, core: WorkerCore) -> None:
+        super().__init__(core, most=AT_ONCE)
+        settings = core.settings
         keep = settings.records or RecordSettings()
-        self._keys = keys = settings.keys
         self._keep_ms = round(keep.keep_s * 1000)
         self._most = keep.keep_entries
-        self._metrics = metrics
-        self._server = server = Server(settings.redis_url)
-        server.on_dead_letter = metrics.dead_letters.count
-        self._tracer = tracer
-        self.liveness = Liveness()
-        worker = worker_name()
-        self._deployment = DeploymentAgreement(server, keys, self.liveness, settings.durability, worker=worker)
-        self._deployment.on_grown(self._serve_more)
+        self._metrics = RecordMetrics(core.registry)
         self._blobs = loader_of(settings.blobs)
         self._archive = archive_of(settings.blobs) if settings.archive else None
         self._announce_at = 0.0
         self._at_once = asyncio.Semaphore(RECORDS_AT_ONCE)
-        self._recordings = QueueWork(
-            server,
-            settings,
-            group=GROUP,
-            topic="records",
-            worker=worker,
-            most=AT_ONCE,
-            work=self._work,
-            poisoned=partial(dead_letter_item, server, settings, GROUP),
-            still_s=lambda item: STILL_S,
-            liveness=self.liveness,
-        )
+        self._tracer = core.tracer
         self._renewing: asyncio.Task[None] | None = None
 
-    @property
-    def ready(self) -> bool:
-        return self._recordings.healthy
-
-    async def open(self) -> None:
-        await self._server.check()
-        await self._deployment.open()
-        await self._recordings.open()
+    async def _opening(self) -> None:
         if self._archive:
             await retry_until_available(self._server, self._announce, what="announcement of the archive")
         self._renewing = self.liveness.start(self._renew_all(), name="leases of records")
 
-    async def drain(self) -> None:
-        """Take nothing new, and let records in progress finish."""
-        await self._recordings.drain()
-
-    async def close(self) -> None:
-        await self._recordings.close()
-        await self._deployment.close()
+    async def _closing(self) -> None:
         await stop_task(self._renewing)
         await self._blobs.aclose()
-        await self._server.aclose()
-        await self._tracer.close()
 
-    async def _serve_more(self, keys: Keys) -> None:
-        await self._recordings.add_partitions(keys)
-
-    async def read(self) -> QueueItem:
-        """Return the next run to record, once there is room for it."""
-        return await self._recordings.read()
-
-    async def start(self, item: QueueItem) -> None:
-        await self._recordings.start(item)
+    def _still_s(self, item: QueueItem) -> float:
+        return STILL_S
 
     async def _work(self, item: QueueItem) -> None:
         if item.deliveries > MOST_DELIVERIES:
@@ -336,7 +291,6 @@ class RecordMetrics:
     """Counts records by the outcome of the run, and their raw bytes."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.dead_letters = DeadLetterMetrics(registry)
         self.archived = Counter(
             "tokenbus_archived", "Runs whose logs were archived, by outcome.", ["status"], registry=registry
         )

@@ -1,12 +1,15 @@
-"""One worker's share of a work queue by partition, and the work on its items: what a queue service consists of."""
+"""A service that works on the items of a queue by partition: recorder, tools, webhooks."""
 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import ClassVar
 
 import structlog
+from faststream.asgi import AsgiFastStream
 
 from tokenbus.bus.dead_letters import DeadLetter, dead_letter
 from tokenbus.bus.keys import InternalTopic, Keys
@@ -19,87 +22,96 @@ from tokenbus.errors import TokenbusError, public_reason
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import CONTROL_ATTEMPT, EventFrame, encode
 from tokenbus.events.normalized import Failed
+from tokenbus_services.runtime.app.faststream_source import attach
+from tokenbus_services.runtime.app.service_app import make_app
+from tokenbus_services.runtime.worker_core import WorkerCore
 from tokenbus_services.settings import Settings
 
+MOST_DELIVERIES = 3
+"""An item whose workers died this often is not tried again: it may be what kills them."""
 
-class QueueWork:
-    """Reads items and works on them, up to a number at once. Call `open`, `read` and `start` in a loop, `close`.
 
-    An item that is not done when the worker stops is handed back.
+class QueueService(ABC):
+    """A service that works on the items of a queue, up to a number at once; FastStream calls `read` and `start` in a
+    loop. An item that is not done when the worker stops is handed back.
     """
 
-    def __init__(
-        self,
-        server: Server,
-        settings: Settings,
-        *,
-        group: str,
-        topic: InternalTopic,
-        worker: str,
-        most: int,
-        work: Callable[[QueueItem], Awaitable[None]],
-        poisoned: Callable[[QueueItem, Exception], Awaitable[None]],
-        still_s: Callable[[QueueItem], float],
-        liveness: Liveness,
-        fair: Entries | None = None,
-    ) -> None:
-        """``topic``: its streams, one a partition. ``poisoned`` also gets the items that cannot be read. The others
-        are those of `WorkQueue` and `InFlight`.
-        """
-        keys = settings.keys
-        self._topic: InternalTopic = topic
-        self._drain_s = settings.stages.drain_s
-        self._queue = WorkQueue(
-            server,
-            QueueOptions(
-                group=group,
-                worker=worker,
-                members=keys.members(group),
-                fair=fair,
-                on_claimed_away=self._on_claimed_away,
-                unreadable=poisoned,
-            ),
-            self._streams(keys),
-            keys=keys,
-            liveness=liveness,
+    name: str
+    """Also of the group."""
+    topic: ClassVar[InternalTopic]
+    """Its streams, one a partition."""
+    description: ClassVar[str]
+    fair: ClassVar[Entries | None] = None
+    """See `QueueOptions`."""
+
+    def __init__(self, core: WorkerCore, *, most: int) -> None:
+        """``most``: maximum items at once."""
+        self.liveness = core.liveness
+        self._core = core
+        self._settings = settings = core.settings
+        self._server = core.server
+        self._keys = keys = settings.keys
+        options = QueueOptions(
+            group=self.name,
+            worker=core.worker,
+            members=keys.members(self.name),
+            fair=self.fair,
+            on_claimed_away=self._on_claimed_away,
+            unreadable=self._poisoned,
         )
+        self._queue = WorkQueue(core.server, options, self._streams(keys), keys=keys, liveness=core.liveness)
         self._items = InFlight(
             self._queue,
             most=most,
-            work=work,
-            poisoned=poisoned,
-            still_s=still_s,
-            liveness=liveness,
+            work=self._work,
+            poisoned=self._poisoned,
+            still_s=self._still_s,
+            liveness=core.liveness,
         )
+        core.deployment.on_grown(self._serve_more)
+        attach(
+            core.broker,
+            stream=f"{settings.prefix}:{{n}}:{self.topic}",
+            title=self.name,
+            description=self.description,
+            read=self.read,
+            handle=self.start,
+            liveness=core.liveness,
+        )
+
+    def app(self) -> AsgiFastStream:
+        """The app of a worker that runs this service."""
+        core = self._core
+        return make_app(self, core.broker, core.registry, stuck_s=core.stuck_s, drain=self.drain)
 
     def __len__(self) -> int:
         """Number of items in progress."""
         return len(self._items)
 
     @property
-    def healthy(self) -> bool:
-        """Whether the last command reached the server."""
+    def ready(self) -> bool:
+        """Whether it can work now: the last command reached the server."""
         return self._queue.healthy
 
     async def open(self) -> None:
-        """Start reading. Raises redis-py's errors."""
+        """Join the deployment and start reading. Raises TokenbusError."""
+        await self._core.open()
+        await self._opening()
         await self._queue.open()
 
     async def drain(self) -> None:
         """Take nothing new, and let items finish for `stages.drain_s`; once."""
         if not self._queue.closing:
             await self._queue.stop_reading()
-            await self._items.drain(self._drain_s)
+            await self._items.drain(self._settings.stages.drain_s)
 
     async def close(self) -> None:
         """Hand back what has not finished."""
         await self.drain()
         await self._items.stop()
         await self._queue.close()
-
-    async def add_partitions(self, keys: Keys) -> None:
-        """Read the streams of new partitions too."""
-        await self._queue.add(self._streams(keys))
+        await self._closing()
+        await self._core.close()
 
     async def read(self) -> QueueItem:
         """The next item, once there is room for it."""
@@ -107,17 +119,38 @@ class QueueWork:
         return await self._queue.read()
 
     async def start(self, item: QueueItem) -> None:
+        """Begin the work on an item."""
         await self._items.start(item)
 
-    def cancel(self, run: str) -> None:
-        """Stop the work of a cancelled run."""
-        self._items.cancel(run)
+    @abstractmethod
+    async def _opening(self) -> None:
+        """Start what the work needs, before the first item."""
+
+    @abstractmethod
+    async def _closing(self) -> None:
+        """Release it, after the last one."""
+
+    @abstractmethod
+    async def _work(self, item: QueueItem) -> None:
+        """Work on an item. May raise NotStarted and Later."""
+
+    @abstractmethod
+    def _still_s(self, item: QueueItem) -> float:
+        """See `InFlight`."""
+
+    async def _poisoned(self, item: QueueItem, error: Exception) -> None:
+        """What becomes of an item whose work raised, or that cannot be read."""
+        await dead_letter_item(self._server, self._settings, self.name, item, error)
+
+    async def _serve_more(self, keys: Keys) -> None:
+        """Read the streams of new partitions too."""
+        await self._queue.add(self._streams(keys))
 
     def _on_claimed_away(self, item: QueueItem) -> None:
         self._items.on_claimed_away(item)
 
     def _streams(self, keys: Keys) -> list[str]:
-        return [keys.topic(p, self._topic) for p in range(keys.partitions)]
+        return [keys.topic(p, self.topic) for p in range(keys.partitions)]
 
 
 async def dead_letter_item(server: Server, settings: Settings, stage: str, item: QueueItem, error: Exception) -> None:

@@ -21,7 +21,6 @@ from tokenbus.bus import scripts
 from tokenbus.bus.control import ControlListener
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.leases import wait_until_replicated
-from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.run_record import STATUS, answer_field, call_fence, call_field, task_field
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import run_script
@@ -43,13 +42,11 @@ from tokenbus.events.frames import (
     tool_decoder,
 )
 from tokenbus_services.executor.processes import End
-from tokenbus_services.runtime.app.service_app import worker_name
 from tokenbus_services.runtime.mcp_tool_cache import McpToolCache
-from tokenbus_services.runtime.metrics import DeadLetterMetrics
-from tokenbus_services.runtime.queue_work import QueueWork, dead_letter_run
-from tokenbus_services.runtime.worker_core import DeploymentAgreement
-from tokenbus_services.settings import RunTool, Settings
-from tokenbus_services.telemetry import NO_TRACER, RunTracer, Span
+from tokenbus_services.runtime.queue_work import MOST_DELIVERIES, QueueService, dead_letter_run
+from tokenbus_services.runtime.worker_core import WorkerCore
+from tokenbus_services.settings import RunTool
+from tokenbus_services.telemetry import Span
 from tokenbus_services.telemetry.tracer import shown_json
 from tokenbus_services.tools.child_runs import ChildCall, ChildRuns, Found
 from tokenbus_services.tools.executor import ToolCall, ToolExecutor, ToolOutcome
@@ -59,89 +56,50 @@ if TYPE_CHECKING:
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-GROUP = "tools"
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.02, 0.5
 """How soon the answer is looked for to a question for which a call waits here."""
 STILL_S = 120.0
 """A call that makes no progress for this long after its timeout is stuck. By then its run has continued without it."""
-MOST_DELIVERIES = 3
-"""A call whose workers died this often is not retried: it may be what kills them."""
 
 
-class ToolService:
+class ToolService(QueueService):
     """The calls of all runs, shared among the executors."""
 
-    name = "tools"
+    name = topic = fair = "tools"
+    description = "Tool calls to run; results go to `events`."
 
-    def __init__(
-        self, settings: Settings, executor: ToolExecutor, metrics: CallMetrics, tracer: RunTracer = NO_TRACER
-    ) -> None:
-        assert settings.redis_url
-        self._settings = settings
-        self._keys = keys = settings.keys
-        self._server = server = Server(settings.redis_url)
-        server.on_dead_letter = metrics.dead_letters.count
-        self.liveness = liveness = Liveness()
-        worker = worker_name()
-        self._deployment = DeploymentAgreement(server, keys, liveness, settings.durability, worker=worker)
-        self._deployment.on_grown(self._serve_more)
+    def __init__(self, core: WorkerCore, executor: ToolExecutor, metrics: CallMetrics) -> None:
+        super().__init__(core, most=core.settings.limits.tool_calls_per_worker)
         self._executor = executor
         self._metrics = metrics
-        self._tracer = tracer
-        self._children = ChildRuns(server, settings)
-        self.calls = QueueWork(
-            server,
-            settings,
-            group=GROUP,
-            topic="tools",
-            worker=worker,
-            most=settings.limits.tool_calls_per_worker,
-            work=self._work,
-            poisoned=self._poisoned,
-            still_s=self._still_s,
-            liveness=liveness,
-            fair="tools",
-        )
-        self._control = ControlListener(server, keys, self._on_control, liveness=liveness)
+        self._tracer = core.tracer
+        self._children = ChildRuns(core.server, core.settings)
+        self._control = ControlListener(core.server, self._keys, self._on_control, liveness=core.liveness)
         self._lists: McpLists | None = None
         if executor.mcp:
             from tokenbus_services.tools.mcp.registry import McpLists  # only with the extra `mcp`
 
-            self._lists = McpLists(executor.mcp, McpToolCache(server, keys), liveness)
+            self._lists = McpLists(executor.mcp, McpToolCache(core.server, self._keys), core.liveness)
 
     @property
     def ready(self) -> bool:
-        return self.calls.healthy and (self._executor.mcp is None or self._executor.mcp.ready)
+        return super().ready and (self._executor.mcp is None or self._executor.mcp.ready)
 
-    async def open(self) -> None:
-        await self._server.check()
-        await self._deployment.open()
+    async def _opening(self) -> None:
         await self._executor.open(self.liveness)
         if self._lists:
             await self._lists.open()
         await self._control.open()
-        await self.calls.open()
 
-    async def close(self) -> None:
-        await self.calls.close()
+    async def _closing(self) -> None:
         await self._control.close()
-        await self._deployment.close()
         if self._lists:
             await self._lists.close()
         await self._executor.close()
-        await self._server.aclose()
-        await self._tracer.close()
 
     async def _serve_more(self, keys: Keys) -> None:
         await self._control.add(keys)
-        await self.calls.add_partitions(keys)
-
-    async def read(self) -> QueueItem:
-        """Return the next call, once there is room for it."""
-        return await self.calls.read()
-
-    async def start(self, item: QueueItem) -> None:
-        await self.calls.start(item)
+        await super()._serve_more(keys)
 
     async def _work(self, item: QueueItem) -> None:
         for data in item.fields.values():
@@ -318,7 +276,7 @@ class ToolService:
 
     def _on_control(self, message: Control) -> None:
         if message.what == "cancel":
-            self.calls.cancel(message.run)
+            self._items.cancel(message.run)
 
 
 class _TaskOf:
@@ -363,7 +321,6 @@ class CallMetrics:
     """Calls by outcome, and their durations."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.dead_letters = DeadLetterMetrics(registry)
         self._seconds = Histogram(
             "tokenbus_tool_call_seconds",
             "Duration of tool calls, by outcome.",

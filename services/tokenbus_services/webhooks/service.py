@@ -6,114 +6,65 @@ A notice becomes one delivery a receiver; a delivery has an id of its own, so a 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from tokenbus.bus.dead_letters import DeadLetter, dead_letter
-from tokenbus.bus.keys import Keys
-from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.retry import retry_until_available
-from tokenbus.bus.server.server import Server
 from tokenbus.bus.server.stream_reader import id_key
 from tokenbus.bus.topology import WEBHOOKS
 from tokenbus.bus.webhooks import Deliveries, Delivery
 from tokenbus.bus.work_queue import QueueItem
 from tokenbus.events.notices import decode_notice
 from tokenbus_services.redaction.redactor import LEARNED
-from tokenbus_services.runtime.app.service_app import worker_name
-from tokenbus_services.runtime.metrics import DeadLetterMetrics
-from tokenbus_services.runtime.queue_work import QueueWork, dead_letter_item
-from tokenbus_services.runtime.worker_core import DeploymentAgreement
-from tokenbus_services.settings import Settings
+from tokenbus_services.runtime.queue_work import MOST_DELIVERIES, QueueService
+from tokenbus_services.runtime.worker_core import WorkerCore
 from tokenbus_services.webhooks.receiver import Receiver
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-GROUP, TOPIC = WEBHOOKS
 AT_ONCE = 64
 STILL_S = 60.0
-MOST_DELIVERIES = 3
-"""A notice whose workers died this often is kept aside: it may be what kills them."""
 
 
-class WebhookService:
+class WebhookService(QueueService):
     """The webhooks of a deployment, shared among its workers."""
 
-    name = GROUP
+    name, topic = WEBHOOKS
+    description = "Ends of runs of which receivers are told."
 
-    def __init__(self, settings: Settings, metrics: WebhookMetrics, env: Mapping[str, str]) -> None:
+    def __init__(self, core: WorkerCore, env: Mapping[str, str]) -> None:
         """Raises SettingsError if a receiver cannot work."""
-        assert settings.redis_url
-        self._settings = settings
-        self._keys = keys = settings.keys
-        self._server = server = Server(settings.redis_url)
-        server.on_dead_letter = metrics.dead_letters.count
-        self.liveness = Liveness()
-        worker = worker_name()
-        self._deployment = DeploymentAgreement(server, keys, self.liveness, settings.durability, worker=worker)
-        self._deployment.on_grown(self._serve_more)
+        super().__init__(core, most=AT_ONCE)
+        metrics = WebhookMetrics(core.registry)
         self._receivers = {
             name: Receiver(
                 name,
                 webhook,
-                server,
-                keys,
+                core.server,
+                self._keys,
                 env,
                 learn=LEARNED.learn,
                 on_try=metrics.tried,
                 on_waiting=metrics.waiting,
                 given_up=self._keep_aside,
             )
-            for name, webhook in settings.webhooks.items()
+            for name, webhook in core.settings.webhooks.items()
         }
-        self._notices = QueueWork(
-            server,
-            settings,
-            group=GROUP,
-            topic=TOPIC,
-            worker=worker,
-            most=AT_ONCE,
-            work=self._hand_over,
-            poisoned=partial(dead_letter_item, server, settings, GROUP),
-            still_s=lambda item: STILL_S,
-            liveness=self.liveness,
-        )
 
-    @property
-    def ready(self) -> bool:
-        return self._notices.healthy
-
-    async def open(self) -> None:
-        await self._server.check()
-        await self._deployment.open()
-        await self._notices.open()
+    async def _opening(self) -> None:
         for receiver in self._receivers.values():
             receiver.open(self.liveness)
 
-    async def drain(self) -> None:
-        """Take nothing new, and let deliveries in progress finish."""
-        await self._notices.drain()
-
-    async def close(self) -> None:
-        await self._notices.close()
-        await self._deployment.close()
+    async def _closing(self) -> None:
         for receiver in self._receivers.values():
             await receiver.close(within_s=0 if self.liveness.failed else receiver.settings.timeout_s)
-        await self._server.aclose()
 
-    async def _serve_more(self, keys: Keys) -> None:
-        await self._notices.add_partitions(keys)
+    def _still_s(self, item: QueueItem) -> float:
+        return STILL_S
 
-    async def read(self) -> QueueItem:
-        """Return the next notice, once there is room for it."""
-        return await self._notices.read()
-
-    async def start(self, item: QueueItem) -> None:
-        await self._notices.start(item)
-
-    async def _hand_over(self, item: QueueItem) -> None:
+    async def _work(self, item: QueueItem) -> None:
         if item.deliveries > MOST_DELIVERIES:
             raise RuntimeError(f"its worker was lost {item.deliveries - 1} times")
         for name, data in item.fields.items():
@@ -133,7 +84,7 @@ class WebhookService:
 
     async def _keep_aside(self, delivery: Delivery, place: str, problem: str) -> None:
         entry = DeadLetter(
-            reason=problem, stage=GROUP, stream=place, entry=delivery.id, bytes=delivery.body, run=delivery.run
+            reason=problem, stage=self.name, stream=place, entry=delivery.id, bytes=delivery.body, run=delivery.run
         )
         await dead_letter(self._server, self._keys, entry, most=self._settings.retention.dead_entries)
 
@@ -142,7 +93,6 @@ class WebhookMetrics:
     """Counts tries by receiver and how they ended, and shows how many deliveries wait."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.dead_letters = DeadLetterMetrics(registry)
         self._tries = Counter(
             "tokenbus_webhook_tries",
             "Tries to tell a receiver, by how they ended; given up: kept aside.",

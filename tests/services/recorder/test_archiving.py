@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 from obstore.store import MemoryStore
-from prometheus_client import CollectorRegistry
 
 from tests.services.blobs.conftest import MemoryBlobs, Served
 from tests.waiting import eventually
@@ -22,7 +21,8 @@ from tokenbus_services.blobs.archive_http import ArchiveRoutes
 from tokenbus_services.blobs.archive_keys import TenantKeys
 from tokenbus_services.blobs.http import Receive, Scope, Send
 from tokenbus_services.recorder import service as module
-from tokenbus_services.recorder.service import RecordMetrics, RecordService
+from tokenbus_services.recorder.service import RecordService
+from tokenbus_services.runtime.worker_core import WorkerCore
 from tokenbus_services.settings import ArchiveSettings, BlobSettings, Settings
 
 RUN = "run"
@@ -53,7 +53,7 @@ async def recorder(server_url: str, keys: Keys, url: str) -> AsyncGenerator[Reco
         archive=ArchiveSettings(),
         blobs=BlobSettings(service_url=url),
     )
-    service = RecordService(settings, RecordMetrics(CollectorRegistry()))
+    service = RecordService(WorkerCore(settings, "recorder"))
     await service.open()
 
     async def work() -> None:

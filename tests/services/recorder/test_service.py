@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
-from prometheus_client import CollectorRegistry
 
 from tests.waiting import eventually
 from tokenbus.blobs import BlobRef, blob_id_of
@@ -23,7 +22,8 @@ from tokenbus.events.frames import CONTROL_ATTEMPT, Data, EventFrame, Lost, RawF
 from tokenbus.events.requests import Message
 from tokenbus_services.recorder import record as records
 from tokenbus_services.recorder import service as module
-from tokenbus_services.recorder.service import RecordMetrics, RecordService
+from tokenbus_services.recorder.service import RecordService
+from tokenbus_services.runtime.worker_core import WorkerCore
 from tokenbus_services.settings import RecordSettings, RetentionSettings, Settings
 
 RUN = "run"
@@ -81,9 +81,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
 
 
 @asynccontextmanager
-async def recorder(
-    server_url: str, keys: Keys, *, lease_s: float = 3600, registry: CollectorRegistry | None = None
-) -> AsyncGenerator[RecordService]:
+async def recorder(server_url: str, keys: Keys, *, lease_s: float = 3600) -> AsyncGenerator[RecordService]:
     keep = RecordSettings()
     settings = Settings(
         redis_url=server_url,
@@ -92,7 +90,7 @@ async def recorder(
         records=keep,
         retention=RetentionSettings(open_run_s=lease_s),
     )
-    service = RecordService(settings, RecordMetrics(registry or CollectorRegistry()))
+    service = RecordService(WorkerCore(settings, "recorder"))
     await service.open()
     working = asyncio.create_task(_work(service))
     try:
@@ -237,14 +235,14 @@ async def test_a_record_that_cannot_be_made_is_reported_and_its_run_stays(
     server: Server, server_url: str, keys: Keys, store: Store
 ) -> None:
     store.failures = [BlobTooLarge(2, 1)]
-    registry = CollectorRegistry()
     await ended_run(server, keys)
-    async with recorder(server_url, keys, registry=registry):
+    async with recorder(server_url, keys) as service:
         await record_one(server, keys)
         await done(server, keys)
     [dead] = [d async for d in newest_dead_letters(server, keys, most=5)]
     assert (dead.entry.stage, dead.entry.run) == ("recorder", RUN)
     assert "BlobTooLarge" in dead.entry.reason
+    registry = service._core.registry
     assert registry.get_sample_value("tokenbus_dead_letters_total", {"kind": "crashed"}) == 1
     assert registry.get_sample_value("tokenbus_dead_letters_total", {"kind": "rejected"}) == 0
     assert [e async for e in newest_records(server, keys)] == []

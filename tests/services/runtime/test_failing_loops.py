@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from tests.services.policy_stage.test_executors import WORK, setup
@@ -28,7 +27,8 @@ from tokenbus_services.executor.processes import ExecutorProcess, Executors, NoE
 from tokenbus_services.gateway.budgets.counter import SpendCounter
 from tokenbus_services.intake.run_creation import Cancels
 from tokenbus_services.recorder import service as recorder
-from tokenbus_services.recorder.service import RecordMetrics, RecordService
+from tokenbus_services.recorder.service import RecordService
+from tokenbus_services.runtime.worker_core import WorkerCore
 from tokenbus_services.settings import RecordSettings, Settings
 from tokenbus_services.tools.mcp import registry as announce
 from tokenbus_services.tools.mcp.registry import McpLists
@@ -128,9 +128,7 @@ async def test_a_renewal_of_records_that_only_fails_ends_unless_the_store_is_awa
     server_url: str, liveness: Liveness, failures: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recorder, "RENEW_AGAIN_S", 0.0)
-    service = RecordService(
-        Settings(redis_url=server_url, records=RecordSettings()), RecordMetrics(CollectorRegistry())
-    )
+    service = RecordService(WorkerCore(Settings(redis_url=server_url, records=RecordSettings()), "recorder"))
     service.liveness = liveness
     try:
         monkeypatch.setattr(recorder, "drop_old_records", Failing(Defect()))

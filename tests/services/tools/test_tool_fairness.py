@@ -6,17 +6,17 @@ import asyncio
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.run_record import call_field
 from tokenbus.bus.server.server import Server
 from tokenbus.events.frames import ToolWork, encode
+from tokenbus_services.runtime.worker_core import WorkerCore
 from tokenbus_services.settings import Settings
 from tokenbus_services.settings.tables.limits import LimitSettings
 from tokenbus_services.tools.executor import ToolCall, ToolExecutor, ToolOutcome
-from tokenbus_services.tools.service import GROUP, CallMetrics, ToolService
+from tokenbus_services.tools.service import CallMetrics, ToolService
 
 FLOOD = 1_000
 
@@ -34,7 +34,7 @@ async def test_a_tenants_first_call_runs_while_another_tenants_thousand_wait(
 
     monkeypatch.setattr(executor, "execute", execute)
     stream = keys.topic(0, "tools")
-    await server.client.xgroup_create(stream, GROUP, id="0", mkstream=True)
+    await server.client.xgroup_create(stream, ToolService.name, id="0", mkstream=True)
     runs = [f"run-{n}" for n in range(FLOOD * keys.partitions * 2) if keys.partition_of(f"run-{n}") == 0][: FLOOD + 1]
     pipe = server.client.pipeline(transaction=False)
     for name in runs:
@@ -45,7 +45,7 @@ async def test_a_tenants_first_call_runs_while_another_tenants_thousand_wait(
     await pipe.execute()
     limits = LimitSettings(tool_calls_per_worker=4)
     settings = Settings(redis_url=server_url, prefix=keys.prefix, partitions=keys.partitions, limits=limits)
-    service = ToolService(settings, executor, CallMetrics(CollectorRegistry()))
+    service = ToolService(core := WorkerCore(settings, "tools"), executor, CallMetrics(core.registry))
     await service.open()
 
     async def work() -> None:

@@ -23,9 +23,10 @@ from tokenbus.bus.server.server import Server
 from tokenbus.bus.webhooks import Deliveries, Delivery
 from tokenbus.errors import SettingsError
 from tokenbus.events.notices import Notice, encode_notice
+from tokenbus_services.runtime.worker_core import WorkerCore
 from tokenbus_services.settings import Settings, WebhookSettings
 from tokenbus_services.webhooks import receiver as module
-from tokenbus_services.webhooks.service import WebhookMetrics, WebhookService
+from tokenbus_services.webhooks.service import WebhookService
 
 OLD, NEW = (f"whsec_{base64.b64encode(bytes([n]) * 32).decode()}" for n in (1, 2))
 ENV = {"HOOK_SECRET": OLD}
@@ -88,8 +89,8 @@ async def working(
 ) -> AsyncGenerator[CollectorRegistry]:
     """A worker; what it counts."""
     settings = Settings(redis_url=server_url, prefix=keys.prefix, partitions=keys.partitions, webhooks=webhooks)
-    registry = CollectorRegistry()
-    service = WebhookService(settings, WebhookMetrics(registry), env)
+    core = WorkerCore(settings, "webhooks")
+    service = WebhookService(core, env)
     await service.open()
 
     async def read() -> None:
@@ -98,7 +99,7 @@ async def working(
 
     reading = asyncio.create_task(read())
     try:
-        yield registry
+        yield core.registry
     finally:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
