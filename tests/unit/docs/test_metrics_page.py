@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from tests.unit.docs.pages import ROOT, page, quoted, rows, sections
 
-KINDS = {"Counter": "counter", "Gauge": "gauge", "gauge": "gauge", "Histogram": "histogram"}
+KINDS = {name: kind for kind in ("counter", "gauge", "histogram") for name in (kind, kind.capitalize())}
 Metric = tuple[str, str, tuple[str, ...]]
 
 
