@@ -28,7 +28,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -262,7 +262,7 @@ def main() -> None:
     server = os.getpid()
     if start := _serve():
         _become(start, server)
-        command(start.arguments)
+        _end(command, start.arguments)
 
 
 def _accept(listener: socket.socket) -> None:
@@ -341,6 +341,25 @@ def _become(start: Start, server: int) -> None:
         hook, *arguments = start.prepare
         module, _, function = hook.partition(":")
         getattr(importlib.import_module(module), function)(*arguments)
+
+
+def _end(command: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> None:
+    """Run the command, and end as an interpreter does, but for the destruction of all modules: for that a fork would
+    copy every page that it shares, which takes longer than its start.
+    """
+    code = None
+    try:
+        command(arguments)
+    except SystemExit as e:
+        if not isinstance(e.code, int | None):
+            raise
+        code = e.code
+    threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]  # waits for those that are no daemons
+    atexit._run_exitfuncs()
+    gc.collect()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code or 0)
 
 
 def _end_with_parent() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import gc
 import json
 import os
@@ -87,6 +88,14 @@ def stay() -> None:
     signal.pause()
 
 
+def work_after_the_end(file: str) -> None:
+    def finish() -> None:
+        threading.main_thread().join()
+        atexit.register(Path(file).write_text, "at exit")  # only if threads are waited for before
+
+    threading.Thread(target=finish).start()
+
+
 def start(server: ForkServer, directory: Path, *arguments: str, hook: str = "", **more: Any) -> Forked:
     prepare = (f"{__name__}:{hook}", *arguments) if hook else ()
     command = ("--version",) if hook else arguments
@@ -120,6 +129,13 @@ async def test_a_forked_process_is_a_command_with_output_and_exit_code(server: F
 async def test_a_forked_process_that_raises_leaves_its_traceback(server: ForkServer, tmp_path: Path) -> None:
     assert await start(server, tmp_path, hook="fail").wait() == 1
     assert (tmp_path / "err").read_text().endswith("ValueError: not today\n")
+
+
+async def test_a_forked_process_ends_with_its_threads_and_then_what_is_registered_for_its_end(
+    server: ForkServer, tmp_path: Path
+) -> None:
+    assert await start(server, tmp_path, str(tmp_path / "word"), hook="work_after_the_end").wait() == 0
+    assert (tmp_path / "word").read_text() == "at exit"
 
 
 async def test_forked_processes_draw_other_random_numbers(server: ForkServer, tmp_path: Path) -> None:
