@@ -13,7 +13,7 @@ BOUNDED = re.compile(
     r"requests|meta|dead|audit(?::clients)?|members:.+"
     r"|\{.+:dead\}:rejected|\{.+:requests\}:(?:order|tenants)|\{\d+\}:(?:turns|tools):(?:order|tenants)"
     r"|\{gateway\}:(?:keys|spend:.+|console:secret)"
-    r"|\{\d+\}:(?:turns|raw|events|drafts|tools|control|records|notices|decisions|visible|chunks|blocks|runs|lease:.+|state:.+|index:open)"
+    r"|\{\d+\}:(?:turns|raw|events|drafts|tools|control|records|notices|decisions|visible|chunks|blocks|runs|sessions|lease:.+|state:.+|index:open)"
 )
 """Keys that a deployment has once, bounded by trimming. Every other key must have a TTL."""
 

@@ -77,7 +77,17 @@ from tokenbus.events.requests import (
 )
 from tokenbus.events.run_info import RunInfo
 from tokenbus.events.run_result import RunResult
-from tokenbus.events.sessions import Appended, Configured, Delivered, Fate, Returned, RunEnded, SessionInfo
+from tokenbus.events.sessions import (
+    Appended,
+    Configured,
+    Deleted,
+    Delivered,
+    Fate,
+    Returned,
+    RunEnded,
+    SessionInfo,
+    SessionTopicEvent,
+)
 from tokenbus.events.usage import Usage
 from tokenbus.events.waits import Condition, Excluded, WaitFate, WaitInfo
 from tokenbus.prefill_names import unnamed_where
@@ -152,6 +162,7 @@ __all__ = [
     "Cursor",
     "Decided",
     "Delete",
+    "Deleted",
     "Delivered",
     "DocumentPart",
     "ErrorInfo",
@@ -196,6 +207,7 @@ __all__ = [
     "SessionInfo",
     "SessionMessage",
     "SessionStep",
+    "SessionTopicEvent",
     "SharedSubscription",
     "Started",
     "TerminalEvent",

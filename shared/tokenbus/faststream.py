@@ -37,7 +37,7 @@ from faststream.redis.subscriber.usecases.basic import LogicSubscriber
 
 from tokenbus.bus.keys import DEFAULT_PREFIX, SubscribedTopic
 from tokenbus.client.client import Client
-from tokenbus.client.decode import topic_event
+from tokenbus.client.decode import order_of, topic_event
 from tokenbus.client.subscriptions.cursor import Cursor
 from tokenbus.client.subscriptions.ordered import PREFETCH
 from tokenbus.client.subscriptions.sentences import Sentence
@@ -99,9 +99,9 @@ class BusRouter:
         """Decorate a handler for this topic's events. Handles ``concurrency`` runs at once, each run's events in order.
 
         The handler's first parameter is the event: `Chunk` for ``visible`` and ``chunks``, `BlockStarted` or
-        `BlockComplete` for ``blocks``, run events for ``runs``, `Decided` for ``decisions``, `Sentence` for
-        ``sentences`` (``rules`` applies only to those, ``kinds`` to all others). Events of a type unknown to this
-        version are skipped.
+        `BlockComplete` for ``blocks``, run events for ``runs``, `Decided` for ``decisions``, `SessionTopicEvent` for
+        ``sessions``, `Sentence` for ``sentences`` (``rules`` applies only to those, ``kinds`` to all others). Events of
+        a type unknown to this version are skipped.
 
         Without a group, every process gets every event once. With a group, its processes share the runs, and an event
         whose handler did not finish is delivered again. FastStream logs a handler's error; then the event counts as
@@ -217,14 +217,15 @@ def _parser_of(topic: Topic) -> Callable[[Any], Awaitable[RedisStreamMessage]]:
             body, headers = BinaryMessageFormatV1.parse(message["data"][bDATA_KEY])
             message["event"] = _published(topic, message["channel"], body)
             correlation_id = headers.get("correlation_id")
-        run, seq = message["event"].run, message["event"].seq
+        event = message["event"]
+        order = order_of(event)
         return RedisStreamMessage(
             raw_message=message,
             body=b"",
             consumer=FAKE_CONSUMER,
             group=None,
-            message_id=MessageId(f"{run}/{seq}"),
-            correlation_id=correlation_id or run,
+            message_id=MessageId(f"{order}/{event.seq}"),
+            correlation_id=correlation_id or order,
         )
 
     return parse

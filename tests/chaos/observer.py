@@ -12,7 +12,7 @@ from redis.exceptions import ResponseError
 
 from tests.chaos.record import Entry, KeyFact
 
-TOPICS = ("visible", "chunks", "blocks", "runs", "decisions")
+TOPICS = ("visible", "chunks", "blocks", "runs", "decisions", "sessions")
 STAGES = ("normalizer", "parser", "policy")
 
 

@@ -59,7 +59,8 @@ def record(said: Talk) -> Record:
         run: [Entry(f"{e['attempt']}-{n}", {"run": run, "seq": n, **e}) for n, e in enumerate(events)]
         for run, events in logs.items()
     }
-    return msgspec.structs.replace(well(), logs=entries, talks=[said])
+    told = [Entry(f"{n}-0", {**event, "session": "x", "made": "m"}) for n, event in enumerate(said.log)]
+    return msgspec.structs.replace(well(), logs=entries, talks=[said], topics={"sessions": [told]})
 
 
 def told_again(said: Talk) -> None:
@@ -116,6 +117,14 @@ def test_a_session_with_a_message_that_policies_rejected_is_correct() -> None:
         got[:] = ["0", "1", "2", *(f"{RUN}:{n}" for n in range(3)), *map(str, range(3, 9))]
         got += [*(f"{RUN}:{n}" for n in range(3, 10)), "9", "10", f"{NEXT}:0", "11"]
     assert list(talks.judge(record(said))) == []
+
+
+@pytest.mark.parametrize("at", [slice(2, 3), slice(0, 0)])
+def test_a_topic_that_is_not_as_the_log_is_reported(at: slice) -> None:
+    told = record(talk())
+    entries = told.topics["sessions"][0]
+    entries[at] = [] if at.stop else [entries[0]]
+    assert any("the topic has" in violation.what for violation in talks.judge(told))
 
 
 @pytest.mark.parametrize("defect", WRONG)

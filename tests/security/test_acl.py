@@ -366,11 +366,11 @@ async def _listen(subscriber: Client) -> str:
     return text[max(text)]
 
 
-TOPICS = ("visible", "chunks", "blocks", "runs")
+TOPICS = ("visible", "chunks", "blocks", "runs", "sessions")
 WRITES: dict[str, set[str]] = {
     "publisher": {"requests"},
     "subscriber": {"dead"},
-    "fetcher": {"requests", "turns", "raw", "events", "control", "dead"},
+    "fetcher": {"requests", "sessions", "turns", "raw", "events", "control", "dead"},
     "normalizer": {"events", "dead"},
     "parser": {
         *(

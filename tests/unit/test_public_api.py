@@ -28,8 +28,8 @@ FACADE = {
         coalesced restore_from_storage sanitize_for_storage unnamed_where
         Append Configure Delete HistoryBound Interrupt Rewrite SessionMessage Withdraw
         Answer Approval ChildEnded ChildStarted Condition Excluded Resumed ToolResult WaitFate WaitInfo Waiting
-        Appended Configured Delivered Fate Returned RunEnded Receipt Session SessionCursor SessionInfo SessionStep
-        TreeCursor TreeStep
+        Appended Configured Deleted Delivered Fate Returned RunEnded Receipt Session SessionCursor SessionInfo
+        SessionStep SessionTopicEvent TreeCursor TreeStep
     """,
     "tokenbus.policy": """
         Block BoundPolicy CallJudge CallJudgeOptions ContentStreamBlock Decision Handling NewText NewToolCall

@@ -1,6 +1,7 @@
 /** Handles events, in order within a run, those of several runs at once. */
 
 import { setTimeout as sleep } from "node:timers/promises";
+import { orderOf } from "./keys.js";
 
 class Places {
   readonly #waiting: (() => void)[] = [];
@@ -24,7 +25,7 @@ class Places {
  * get the item again, or "left" for one that is another worker's; only the item's run waits meanwhile, and takes no place.
  * Throws what it throws, when the others have ended; `stop` must end the items.
  */
-export async function each<I extends { event: { run: string }; done: () => void }>(
+export async function each<I extends { event: { run?: string; session_seq?: number }; done: () => void }>(
   items: AsyncIterable<I>,
   handle: (item: I) => Promise<number | "left" | undefined>,
   { concurrency, most, stop }: { concurrency: number; most: number; stop: () => unknown },
@@ -34,7 +35,7 @@ export async function each<I extends { event: { run: string }; done: () => void 
   const working = new Set<Promise<void>>();
   const ended = new AbortController();
   const failures: unknown[] = [];
-  const work = async (run: string, lane: I[]): Promise<void> => {
+  const work = async (order: string, lane: I[]): Promise<void> => {
     for (let item = lane[0]; item && failures.length === 0; item = lane[0]) {
       const again = await handle(item);
       if (typeof again === "number") {
@@ -48,21 +49,22 @@ export async function each<I extends { event: { run: string }; done: () => void 
       if (again === undefined) item.done();
       room.give();
     }
-    lanes.delete(run);
+    lanes.delete(order);
   };
   try {
     for await (const item of items) {
       if (failures.length > 0) break;
       await room.take();
-      const lane = lanes.get(item.event.run);
+      const order = orderOf(item.event);
+      const lane = lanes.get(order);
       if (lane) {
         lane.push(item);
         continue;
       }
       await free.take();
       const begun = [item];
-      lanes.set(item.event.run, begun);
-      const task = work(item.event.run, begun)
+      lanes.set(order, begun);
+      const task = work(order, begun)
         .catch((error: unknown) => {
           failures.push(error);
           void stop();

@@ -1,16 +1,27 @@
 /** The names of keys, as shared/tokenbus/bus/keys.py has them: a run's keys and its partition share the tag `{n}`. */
 
+import { createHash } from "node:crypto";
 import { crc32 } from "node:zlib";
 
 /** Version 2 is a deployment whose number of partitions was changed. */
 export const WIRE_VERSIONS = ["1", "2"];
 export const DATA_FIELD = "__data__";
-export const TOPICS = ["visible", "chunks", "blocks", "runs", "decisions"] as const;
+export const TOPICS = ["visible", "chunks", "blocks", "runs", "decisions", "sessions"] as const;
 export type Topic = (typeof TOPICS)[number];
 
 /** The run at the top of the tree; the run itself if no call of another began it. */
 export function rootOf(run: string): string {
   return run.replace(/(?<=.)(~\d{1,9})+$/s, "");
+}
+
+/** A session's name in keys. */
+export function sessionRef(tenant: string, name: string): string {
+  return `s.${createHash("sha256").update(`${tenant}\0${name}`).digest("hex").slice(0, 24)}`;
+}
+
+/** What the event of a topic is in order with: its run, or its session, under a name that tells the partition as a run's does. */
+export function orderOf(event: { run?: string; session_seq?: number; session?: string; tenant?: string; made?: string }): string {
+  return event.session_seq === undefined ? (event.run ?? "") : `${sessionRef(event.tenant ?? "", event.session ?? "")}.${event.made}`;
 }
 
 /** The part of a run's id that decides its partition: of a child run that of its root, of a session's run the session. */

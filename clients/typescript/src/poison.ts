@@ -8,7 +8,7 @@ import { setTimeout as sleep } from "node:timers/promises";
 import type { Redis } from "./connection.js";
 import type { Deployment } from "./deployment.js";
 import { ServerUnavailable } from "./errors.js";
-import { DATA_FIELD } from "./keys.js";
+import { DATA_FIELD, orderOf } from "./keys.js";
 
 const FIRST_PAUSE_MS = 500;
 const LONGEST_PAUSE_MS = 30_000;
@@ -20,9 +20,9 @@ const OPEN = "open:";
 const UNCOUNTED = "1";
 const COUNTED = "2";
 
-/** An event in hand, and where it is from. A decision has its `n` for a `seq`. */
+/** An event in hand, and where it is from. A decision has its `n` for a `seq`, an event of a session its `session_seq`. */
 export interface Held {
-  event: { run: string; seq?: number; n?: number };
+  event: { run?: string; seq?: number; n?: number; session_seq?: number };
   partition: number;
   token: string;
   stream: string;
@@ -171,9 +171,9 @@ export class Poison<E extends Held["event"]> {
       stream,
       entry,
       bytes: bytes.subarray(0, KEPT_BYTES).toString("base64"),
-      run: event.run,
+      ...(event.run === undefined ? {} : { run: event.run }),
       ...(bytes.length > KEPT_BYTES ? { size: bytes.length } : {}),
-      seq: event.seq ?? event.n,
+      seq: event.seq ?? event.n ?? event.session_seq,
       group: this.group,
     };
     const key = `${this.deployment.prefix}:dead`;
@@ -192,5 +192,5 @@ export class Poison<E extends Held["event"]> {
 }
 
 function fieldOf({ event }: Held): string {
-  return `${event.run}/${event.seq ?? event.n}`;
+  return `${orderOf(event)}/${event.seq ?? event.n ?? event.session_seq}`;
 }

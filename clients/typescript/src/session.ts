@@ -1,11 +1,12 @@
 /** A session as its clients use it: append to it, follow it, read its history. As Python's `Client.session`. */
 
-import { createHash, randomUUID } from "node:crypto";
+import { randomUUID } from "node:crypto";
 import { setTimeout as sleep } from "node:timers/promises";
 import type { CallOptions, Entry, Redis } from "./connection.js";
 import { eventIn, type Deployment } from "./deployment.js";
 import { AppendPending, InvalidArgument, RequestInvalid, SessionNotFound } from "./errors.js";
 import { isEnd } from "./follow.js";
+import { sessionRef } from "./keys.js";
 import { MessageBuilder, type Heard } from "./messages.js";
 import { SessionReader, type SessionStep } from "./session_reader.js";
 import type { Append, Configure, Generate, HistoryBound, Message, PublicEvent, SessionMessage, TerminalEvent } from "./types.js";
@@ -97,7 +98,7 @@ export class Session {
     readonly put: (append: Append, options: CallOptions) => Promise<void>,
   ) {
     if (!/^[A-Za-z0-9._:@~+=-]{1,128}$/.test(name)) throw new InvalidArgument(`session: ${JSON.stringify(name.slice(0, 80))} is no name`);
-    this.#ref = `s.${createHash("sha256").update(`${tenant}\0${name}`).digest("hex").slice(0, 24)}`;
+    this.#ref = sessionRef(tenant, name);
   }
 
   /** Set what each run is from the next append on; makes the session if there is none. */

@@ -7,7 +7,7 @@ import { wants, type Filter } from "./filter.js";
 import { Offsets, type Delivered } from "./offsets.js";
 import { isAfter, TOPICS, type Keys, type Topic } from "./keys.js";
 import { EMPTY, OLDEST, TopicReader } from "./topic_reader.js";
-import type { BlockTopicEvent, ChunkTopicEvent, DecisionTopicEvent, RunTopicEvent } from "./types.js";
+import type { BlockTopicEvent, ChunkTopicEvent, DecisionTopicEvent, RunTopicEvent, SessionTopicEvent } from "./types.js";
 
 export interface TopicEvents {
   visible: ChunkTopicEvent;
@@ -15,6 +15,7 @@ export interface TopicEvents {
   blocks: BlockTopicEvent;
   runs: RunTopicEvent;
   decisions: DecisionTopicEvent;
+  sessions: SessionTopicEvent;
 }
 
 export interface ReadOptions extends Filter {
@@ -37,7 +38,7 @@ export function decoder<T extends Topic>(topic: T, options: ReadOptions): (strea
   const wanted = wants(topic, options);
   return (stream, id, message) => {
     try {
-      const event = eventIn(stream, id, message, topic === "decisions" ? "n" : "seq");
+      const event = eventIn(stream, id, message, topic === "decisions" ? "n" : topic === "sessions" ? "session_seq" : "seq");
       return wanted(event) ? (event as TopicEvents[T]) : undefined;
     } catch (error) {
       if (!(error instanceof Malformed)) throw error;

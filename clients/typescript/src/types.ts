@@ -50,8 +50,12 @@ export interface Appended {
   at_ms: number;
   run?: string;
   run_seq?: number;
+  session?: string;
+  tenant?: string;
+  made?: string;
   append: string;
   item: SessionMessage | Interrupt | Withdraw | Configure | Rewrite | Delete;
+  item_bytes?: number;
 }
 
 /**
@@ -320,8 +324,12 @@ export interface Configured {
   at_ms: number;
   run?: string;
   run_seq?: number;
+  session?: string;
+  tenant?: string;
+  made?: string;
   append: string;
   item: SessionMessage | Interrupt | Withdraw | Configure | Rewrite | Delete;
+  item_bytes?: number;
 }
 
 /**
@@ -354,6 +362,21 @@ export interface Delete {
 }
 
 /**
+ * The session is gone, by this append. On the topic alone: its log is gone too.
+ */
+export interface Deleted {
+  type: "deleted";
+  session_seq: number;
+  at_ms: number;
+  run?: string;
+  run_seq?: number;
+  session?: string;
+  tenant?: string;
+  made?: string;
+  append: string;
+}
+
+/**
  * The append took effect: in the run ``run``, if it concerns one.
  */
 export interface Delivered {
@@ -362,6 +385,9 @@ export interface Delivered {
   at_ms: number;
   run?: string;
   run_seq?: number;
+  session?: string;
+  tenant?: string;
+  made?: string;
   append: string;
   turn?: number;
 }
@@ -717,6 +743,9 @@ export interface Returned {
   at_ms: number;
   run?: string;
   run_seq?: number;
+  session?: string;
+  tenant?: string;
+  made?: string;
   append: string;
   reason: "busy" | "exists" | "heard_too_far" | "newer_run" | "not_waiting" | "nothing_open" | "queue_full" | "refused" | "rejected" | "withdrawn";
   problem?: string;
@@ -743,6 +772,9 @@ export interface RunEnded {
   at_ms: number;
   run?: string;
   run_seq?: number;
+  session?: string;
+  tenant?: string;
+  made?: string;
   status: "cancelled" | "completed" | "failed" | "incomplete" | "lost";
 }
 
@@ -788,6 +820,8 @@ export interface SessionMessage {
   run?: boolean;
   judged?: string;
 }
+
+export type SessionTopicEvent = Configured | Appended | Delivered | Returned | RunEnded | Deleted;
 
 /**
  * The run was accepted; its first event.

@@ -242,11 +242,13 @@ class SessionAppends:
             log,
             appends,
             self._keys.log(session.open_run) if session.open_run else log,
+            self._keys.topic(self._keys.partition_of(session.ref), "sessions"),
             open_run=session.open_run,
             append=id_of(append, item),
             reason=reason,
             problem=msgspec.json.encode(problem),
             ttl_ms=UNKNOWN_MS,
+            topic_entries=self._settings.retention.topic_entries,
         )
 
     async def _read(self, ref: str) -> _Session:
@@ -423,6 +425,7 @@ class SessionAppends:
             keys.open_runs(partition),
             keys.ended_runs(partition),
             keys.sessions(partition),
+            keys.topic(partition, "sessions"),
             (keys.open_runs(partition, tenant), keys.ended_runs(partition, tenant), keys.sessions(partition, tenant))
             if tenant
             else (),
@@ -445,6 +448,7 @@ class SessionAppends:
             as_of=as_of,
             open_ms=self._open_ms,
             keep_ms=self._keep_ms,
+            topic_entries=kept.topic_entries,
             renewed=str(session.renewed_ms or ""),
             fields=["most_runs", kept.session_runs, "most_events", kept.session_events, *(fields or [])],
         )

@@ -82,6 +82,7 @@ class EffectWriter:
         self._drafts = keys.topic(partition, "drafts")
         self._policy_lease = keys.lease(partition, "policy")
         self._decisions = keys.topic(partition, "decisions")
+        self._sessions = keys.topic(partition, "sessions")
         self._partition = partition
         self._lifetimes = lifetimes
 
@@ -227,6 +228,7 @@ class EffectWriter:
             inputs=(self._events, self._turns, self._parser_lease),
             indexes=self._indexes(s),
             sessions=(keys.sessions(self._partition), keys.sessions(self._partition, tenant_of(s.accepted.metadata))),
+            topic=self._sessions,
             run=s.run,
             status=status,
             next_run=following,
@@ -242,7 +244,13 @@ class EffectWriter:
             commit.expire(key, keep_ms)
         if steered:
             commit.steer_session_run(
-                session, of_session=of_session, log=keys.log(s.run), run=s.run, turn=turn, keep_ms=keep_ms
+                session,
+                of_session=of_session,
+                log=keys.log(s.run),
+                topic=self._sessions,
+                run=s.run,
+                turn=turn,
+                keep_ms=keep_ms,
             )
 
     def _run_tools(self, s: RunState, work: Sequence[ToolWork], commit: Commit) -> None:

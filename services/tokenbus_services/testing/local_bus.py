@@ -40,8 +40,8 @@ _HTTP_GRACE_S = 1
 _END_S = 30.0
 """Longest time that open runs may take to end at a reset."""
 _FORGOTTEN = re.compile(
-    r":(?:run|log|tape|index|session):|:(?:lease|members):(?:visible|chunks|blocks|runs|decisions)"
-    r"|:\{(?:limits|activity|records|gateway)\}:|:dead\}:rejected$|:(?:dead|visible|chunks|blocks|runs|decisions)$"
+    r":(?:run|log|tape|index|session):|:(?:lease|members):(?:visible|chunks|blocks|runs|decisions|sessions)"
+    r"|:\{(?:limits|activity|records|gateway)\}:|:dead\}:rejected$|:(?:dead|visible|chunks|blocks|runs|decisions|sessions)$"
 )
 """Keys of runs, sessions, topics, subscribers and the gateway. Those of the stages stay: the workers use them."""
 _UNUSED = re.compile(

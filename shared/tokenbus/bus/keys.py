@@ -15,11 +15,11 @@ MAX_PARTITIONS = 4096
 
 InternalTopic = Literal["turns", "raw", "events", "drafts", "tools", "control", "records", "notices"]
 PublicTopic = Literal["visible", "chunks", "blocks", "runs"]
-RecordTopic = Literal["decisions"]
-"""Topics for monitoring; their events are in no run's log."""
+RecordTopic = Literal["decisions", "sessions"]
+"""Their events are in no run's log."""
 SubscribedTopic = PublicTopic | RecordTopic
 PUBLIC_TOPICS: tuple[PublicTopic, ...] = ("visible", "chunks", "blocks", "runs")
-TOPICS: tuple[SubscribedTopic, ...] = (*PUBLIC_TOPICS, "decisions")
+TOPICS: tuple[SubscribedTopic, ...] = (*PUBLIC_TOPICS, "decisions", "sessions")
 """All topics that clients can subscribe to."""
 DATA_FIELD = "__data__"
 TENANT_FIELD = "tenant"

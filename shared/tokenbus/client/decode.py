@@ -1,9 +1,9 @@
-"""Decodes stream entries into events: run logs, public topics, and the topic `decisions`."""
+"""Decodes stream entries into events: run logs, public topics, and the topics `decisions` and `sessions`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 import msgspec
 
@@ -13,9 +13,17 @@ from tokenbus.errors import Malformed
 from tokenbus.events import decisions
 from tokenbus.events.decisions import Decided
 from tokenbus.events.public import TERMINAL, PublicEvent, UnknownEvent, decode
+from tokenbus.events.sessions import SessionEvent, SessionTopicEvent, session_ref
 
-TopicEvent: TypeAlias = PublicEvent | Decided
+TopicEvent: TypeAlias = PublicEvent | Decided | SessionTopicEvent
 """An event of any topic."""
+
+
+class OfRun(Protocol):
+    """Anything that belongs to a run."""
+
+    @property
+    def run(self) -> str: ...
 
 
 class _Envelope(msgspec.Struct):
@@ -33,6 +41,7 @@ class _Envelope(msgspec.Struct):
 E = TypeVar("E")
 _ENDS = frozenset(str(kind.__struct_config__.tag) for kind in TERMINAL)
 _envelope = msgspec.json.Decoder(_Envelope)
+_of_session = msgspec.json.Decoder(SessionTopicEvent)
 
 
 def public_event(stream: str, entry: Entry) -> PublicEvent:
@@ -45,7 +54,20 @@ def public_event(stream: str, entry: Entry) -> PublicEvent:
 
 def topic_event(topic: SubscribedTopic, stream: str, entry: Entry) -> TopicEvent:
     """Like `public_event`, for an entry of any topic."""
-    return _event(stream, entry, decisions.decoder.decode) if topic == "decisions" else public_event(stream, entry)
+    match topic:
+        case "decisions":
+            return _event(stream, entry, decisions.decoder.decode)
+        case "sessions":
+            return _event(stream, entry, _of_session.decode)
+        case _:
+            return public_event(stream, entry)
+
+
+def order_of(event: OfRun | SessionEvent) -> str:
+    """What the event is in order with: its run, or its session, whose partition this name tells as a run's does."""
+    if isinstance(event, SessionEvent):
+        return f"{session_ref(event.tenant or '', event.session or '')}.{event.made}"
+    return event.run
 
 
 def is_end(event: PublicEvent) -> bool:

@@ -25,6 +25,7 @@ UNIONS: dict[SchemaName, dict[str, Any]] = {
         "RunTopicEvent": public.RunTopicEvent,
         "DecisionTopicEvent": decisions.Decided,
         "SessionEvent": sessions.AnySessionEvent,
+        "SessionTopicEvent": sessions.SessionTopicEvent,
     },
 }
 """What each schema defines in addition to the single objects. The first is what a value must be to be valid."""

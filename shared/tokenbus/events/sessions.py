@@ -88,7 +88,9 @@ invalid, see ``problem``. ``rejected``: the policies that judge what goes in did
 class SessionEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
     """Fields of every event of a session.
 
-    If ``run`` is set, the event's place is behind the event ``run_seq`` of this run, -1 for before its first.
+    If ``run`` is set, the event's place is behind the event ``run_seq`` of this run, -1 for before its first. On the
+    topic `sessions` each also says which session it is of: ``session``, its name within the ``tenant``, and ``made``,
+    which session of that name.
     """
 
     session_seq: int
@@ -96,6 +98,14 @@ class SessionEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     at_ms: int
     run: str | None = None
     run_seq: int | None = None
+    session: str | None = None
+    tenant: str | None = None
+    made: str | None = None
+
+    @property
+    def seq(self) -> int:
+        """``session_seq``, under the name that events of runs use."""
+        return self.session_seq
 
 
 class Configured(SessionEvent, frozen=True, kw_only=True, tag="configured"):
@@ -103,6 +113,8 @@ class Configured(SessionEvent, frozen=True, kw_only=True, tag="configured"):
 
     append: str
     item: SessionItem
+    item_bytes: int | None = None
+    """On the topic: the item was longer than 64 KiB, so that it has its type alone here. The session's log has it."""
 
 
 class Appended(SessionEvent, frozen=True, kw_only=True, tag="appended"):
@@ -110,6 +122,8 @@ class Appended(SessionEvent, frozen=True, kw_only=True, tag="appended"):
 
     append: str
     item: SessionItem
+    item_bytes: int | None = None
+    """As in `Configured`."""
 
 
 class Delivered(SessionEvent, frozen=True, kw_only=True, tag="delivered"):
@@ -133,7 +147,16 @@ class RunEnded(SessionEvent, frozen=True, kw_only=True, tag="run_ended"):
     status: Literal["completed", "incomplete", "failed", "cancelled", "lost"]
 
 
+class Deleted(SessionEvent, frozen=True, kw_only=True, tag="deleted"):
+    """The session is gone, by this append. On the topic alone: its log is gone too."""
+
+    append: str
+
+
 AnySessionEvent = Configured | Appended | Delivered | Returned | RunEnded
+"""Event types of a session's log."""
+SessionTopicEvent = AnySessionEvent | Deleted
+"""Event types of the topic `sessions`."""
 
 
 class Fate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

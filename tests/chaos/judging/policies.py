@@ -48,7 +48,7 @@ def judge(record: Record) -> Iterator[Violation]:
 def _published(record: Record) -> dict[str, dict[str, str]]:
     """All published content, by run and place: each block of each topic, and all other fields of events."""
     published: defaultdict[str, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    topics = {topic: chain(*parts) for topic, parts in record.topics.items() if topic != "decisions"}
+    topics = {topic: chain(*parts) for topic, parts in record.topics.items() if topic not in ("decisions", "sessions")}
     for place, entries in {**topics, "the log": chain(*record.logs.values())}.items():
         for entry in entries:
             event = entry.event

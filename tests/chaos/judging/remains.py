@@ -25,7 +25,7 @@ _TTL = re.compile(
 )
 _EMPTY = re.compile(r"requests|\{\d+\}:(turns|tools|state:.+|index:open)")
 _TRIMMED = re.compile(r"\{\d+\}:(raw|events|drafts)")
-_KEPT = re.compile(r"\{\d+\}:(visible|chunks|blocks|runs|decisions)")
+_KEPT = re.compile(r"\{\d+\}:(visible|chunks|blocks|runs|decisions|sessions)")
 _REJECTED = re.compile(r"\{.+:dead\}:rejected")
 _LEASE = re.compile(r"\{\d+\}:lease:(normalizer|parser|policy)")
 _MOST_TRIMMED = 300

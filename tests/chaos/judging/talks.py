@@ -20,8 +20,16 @@ def judge(record: Record) -> Iterator[Violation]:
     """Check each session by itself and against the logs of its runs."""
     logs = {run: [entry.event for entry in log] for run, log in record.logs.items()}
     for talk in record.talks:
-        for problem in problems_of(talk, logs, lossy=record.lossy):
+        for problem in (*problems_of(talk, logs, lossy=record.lossy), *_on_topic(talk, record)):
             yield Violation("talks", talk.session, problem)
+
+
+def _on_topic(talk: Talk, record: Record) -> Iterator[str]:
+    """The topic has each event once, in order: what one script writes, no fail-over takes apart."""
+    entries = [entry.event for part in record.topics["sessions"] for entry in part]
+    of = [{k: v for k, v in e.items() if k not in ("session", "made")} for e in entries if e["session"] == talk.session]
+    if of != talk.log:
+        yield f"the topic has {len(of)} events {of[-1:]}, the log {len(talk.log)} {talk.log[-1:]}"
 
 
 def problems_of(talk: Talk, logs: Logs, *, lossy: bool) -> list[str]:

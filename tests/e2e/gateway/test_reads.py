@@ -18,7 +18,7 @@ from tokenbus.testing import LocalBus, Reply
 
 FOREIGN = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}
 KEPT = re.compile(
-    r"tokenbus:(\{\d+\}:(session|run|log|index|decision|visible|chunks|blocks|runs)\b.*|dead|audit.*|requests)"
+    r"tokenbus:(\{\d+\}:(session|run|log|index|decision|visible|chunks|blocks|runs|sessions)\b.*|dead|audit.*|requests)"
 )
 """What belongs to users. The rest moves by itself: leases, members, counts of activity."""
 SAYS = [{"role": "user", "content": "hello"}]

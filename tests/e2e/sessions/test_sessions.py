@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+import msgspec
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
@@ -33,6 +34,7 @@ from tokenbus.events.sessions import (
     Returned,
     RunEnded,
     SessionEvent,
+    SessionTopicEvent,
     placing,
     session_ref,
 )
@@ -80,6 +82,18 @@ async def told(session: Session, until: Callable[[SessionStep], bool], times: in
         if not times:
             break
     return steps
+
+
+async def on_topic(bus: Client, name: str) -> list[SessionTopicEvent]:
+    """The events of a session on the topic, up to what is there, without what only the topic says."""
+    events: list[SessionTopicEvent] = []
+    newest = [step.cursor.session_seq async for step in bus.session(name).follow(live=False)][-1]
+    async for event in bus.subscribe("sessions", from_="start"):
+        if event.session == name:
+            events.append(msgspec.structs.replace(event, session=None, tenant=None, made=None))
+            if event.session_seq == newest:
+                break
+    return events
 
 
 def run_over(step: SessionStep) -> bool:
@@ -472,6 +486,7 @@ async def test_nothing_is_lost_or_doubled_while_workers_die(
             history = texts(await session.messages())
             assert [text for role, text in history if role == "user"] == [f"{a[:3]} {a[-1]}" for a in appended]
             assert len(history) == 16
+            assert await on_topic(bus, session.name) == [s.event for s in steps if isinstance(s.event, SessionEvent)]
         resuming.cancel()
 
 

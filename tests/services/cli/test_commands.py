@@ -28,7 +28,7 @@ async def test_a_missing_argument_is_one_line_with_its_choices():
     ended = await run("tail")
     assert ended.code == 2
     assert ended.err.count("\n") == 1
-    assert "visible, chunks, blocks, runs, decisions (see: tokenbus tail --help)" in ended.error
+    assert "visible, chunks, blocks, runs, decisions, sessions (see: tokenbus tail --help)" in ended.error
 
 
 @pytest.mark.parametrize("group", [(), ("dead",)])

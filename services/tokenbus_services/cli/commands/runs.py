@@ -95,7 +95,7 @@ def send(
 )
 @json_events
 def tail(topic: SubscribedTopic, runs: tuple[str, ...], kinds: tuple[str, ...], **how: Any) -> None:
-    """Show new events of all runs on TOPIC (visible, chunks, blocks, runs or decisions)."""
+    """Show new events of all runs on TOPIC (visible, chunks, blocks, runs, decisions or sessions)."""
     from tokenbus_services.cli.runs.send import tail
 
     asyncio.run(tail(topic, runs=runs, kinds=kinds, **how))

@@ -9,10 +9,13 @@ import msgspec
 
 from tokenbus.bus.activity import Failure
 from tokenbus.client.decode import TopicEvent
-from tokenbus.events import public
+from tokenbus.events import public, sessions
 from tokenbus.events.decisions import Decided
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.usage import Usage
+
+NoPublic = Decided | sessions.SessionEvent
+"""Events that are in no run's log."""
 
 
 def name(event: TopicEvent) -> str:
@@ -68,6 +71,16 @@ def details(event: TopicEvent) -> str:
             return event.reason or ""
         case Decided():
             return decision(event)
+        case sessions.Configured() | sessions.Appended():
+            return f"{event.append} {event.item.__struct_config__.tag}"
+        case sessions.Delivered():
+            return f"{event.append} {event.run or ''}"
+        case sessions.Returned():
+            return f"{event.append} {event.reason}"
+        case sessions.RunEnded():
+            return f"{event.run} {event.status}"
+        case sessions.Deleted():
+            return event.append
         case public.UnknownEvent():
             return "of a newer tokenbus"
 
@@ -136,7 +149,8 @@ def timing(times: public.Timing) -> str:
 
 def one_line(event: TopicEvent) -> str:
     """Describe the whole event on one line."""
-    return " ".join(f"{event.run} {event.seq} {name(event)} {details(event)}".split("\n")).rstrip()
+    of = event.session if isinstance(event, sessions.SessionEvent) else event.run
+    return " ".join(f"{of} {event.seq} {name(event)} {details(event)}".split("\n")).rstrip()
 
 
 def moment(entry_id: str) -> str:

@@ -14,7 +14,6 @@ from rich.text import Text
 
 from tokenbus.client.decode import TopicEvent
 from tokenbus.events import public
-from tokenbus.events.decisions import Decided
 from tokenbus_services.cli.render import event_text as wording
 from tokenbus_services.terminal_text import safe
 
@@ -153,7 +152,7 @@ class Screen:
             self._console.print(panel(block, self._many_runs))
 
     def feed(self, event: TopicEvent) -> None:
-        if isinstance(event, Decided):
+        if isinstance(event, wording.NoPublic):
             self._console.print(Text(safe(wording.one_line(event))))
             return
         done = self._blocks.feed(event)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tokenbus.client.decode import TopicEvent
-from tokenbus.events.decisions import Decided
 from tokenbus.events.public import (
     Answering,
     BlockComplete,
@@ -24,6 +23,7 @@ from tokenbus.events.public import (
     encode,
 )
 from tokenbus_services.cli.render import event_text as wording
+from tokenbus_services.cli.render.event_text import NoPublic
 from tokenbus_services.terminal_text import safe
 
 Show = Callable[[TopicEvent], None]
@@ -43,7 +43,7 @@ def showing(*, as_json: bool = False, many_runs: bool = False) -> Generator[Show
         yield _show_line
     else:
         text = PlainText()
-        yield lambda event: _show_line(event) if isinstance(event, Decided) else _write(text.feed(event))
+        yield lambda event: _show_line(event) if isinstance(event, NoPublic) else _write(text.feed(event))
 
 
 def print_json(value: object) -> None:

@@ -42,7 +42,9 @@ TRIMMED_AT_ONCE = 16
 TRIMMED_BYTES = 2**20
 """It removes no further one after so many bytes."""
 LARGE_BYTES = 2**16
-"""Of an event with a longer item the size is kept too: to read one of 4 MiB takes a server 5 ms."""
+"""Of an event with a longer item the size is kept too: to read one of 4 MiB takes a server 5 ms. The topic has its type
+and size alone.
+"""
 
 
 class Operation(NamedTuple):
@@ -71,12 +73,12 @@ END_RUN = Operation("z", 6, keys=slice(0, 4))
 # open runs, ended runs, those of the run's tenant (or the same again); run, milliseconds
 ARRIVED = Operation("l")  # bytes
 VOID = Operation("v", 3, keys=slice(0, 1))  # input; run, state
-END_SESSION_RUN = Operation("f", 22, keys=slice(0, 17))
+END_SESSION_RUN = Operation("f", 23, keys=slice(0, 18))
 # the session's log, appends, queue and history; the run's log; hash and log of the next run; events, turns, the
 # parser's lease; open runs, ended runs, those of the tenant (or the same again); the run's hash; sessions, those of
-# the tenant (or the same again); run, status, next run, lifetimes
-STEER_SESSION_RUN = Operation("g", 8, keys=slice(0, 5))
-# the session's log, appends, queue and history; the run's log; run, turn, lifetime
+# the tenant (or the same again); the topic; run, status, next run, lifetimes
+STEER_SESSION_RUN = Operation("g", 9, keys=slice(0, 6))
+# the session's log, appends, queue and history; the run's log; the topic; run, turn, lifetime
 WAIT = Operation("w", 7, keys=slice(0, 2))  # indexes of waits, of all and of the tenant; run, wait, record, since, kept
 UNWAIT = Operation("y", 4, keys=slice(0, 2))  # the same indexes; run, wait
 CANCEL_CHILD = Operation("k", 8, keys=slice(0, 5))
@@ -287,6 +289,7 @@ class Commit:
         inputs: tuple[str, str, str],
         indexes: Sequence[str],
         sessions: tuple[str, str],
+        topic: str,
         run: str,
         status: str,
         next_run: str,
@@ -298,24 +301,24 @@ class Commit:
 
         ``of_session``: its log, appends, queue and history. ``logs``: of the run and of the next one, whose hash is
         ``next_key``. ``inputs``: events, turns, the parser's lease. ``indexes``: of open and ended runs, of all and of
-        the tenant, or of all again; ``sessions``: of all and of the tenant, or of all again. ``open_ms``: lifetime of
-        the next run's hash; ``keep_ms``: of an idle session.
+        the tenant, or of all again; ``sessions``: of all and of the tenant, or of all again. ``topic``: that of all
+        sessions. ``open_ms``: lifetime of the next run's hash; ``keep_ms``: of an idle session.
         """
         places = [self._key(key, kind) for key, kind in zip((*of_session, logs[0]), "SH?HS", strict=True)]
         places += [self._key(next_key, "H"), self._key(logs[1], "S")]
         places += [self._key(key, kind) for key, kind in zip(inputs, "ssh", strict=True)]
         places += [*(self._key(key, "?") for key in indexes), self._key(run_key, "H")]
-        places += [self._key(key, "?") for key in sessions]
+        places += [*(self._key(key, "?") for key in sessions), self._key(topic, "s")]
         rest = (run, status, next_run, open_ms, keep_ms)
         self._ops += (END_SESSION_RUN.letter, self._key(session, "H"), *places, *rest)
 
     def steer_session_run(
-        self, session: str, *, of_session: Sequence[str], log: str, run: str, turn: int, keep_ms: int
+        self, session: str, *, of_session: Sequence[str], log: str, topic: str, run: str, turn: int, keep_ms: int
     ) -> None:
         """Put messages that steer the session's open run into its turn ``turn``, which begins. ``log``: the run's;
         otherwise as in `end_session_run`.
         """
-        places = [self._key(key, kind) for key, kind in zip((*of_session, log), "SH?HS", strict=True)]
+        places = [self._key(key, kind) for key, kind in zip((*of_session, log, topic), "SH?HSs", strict=True)]
         self._ops += (STEER_SESSION_RUN.letter, self._key(session, "H"), *places, run, turn, keep_ms)
 
     def wait(

@@ -18,6 +18,7 @@
 --   open_runs  sorted set w
 --   ended_runs  sorted set w
 --   sessions  sorted set rw  the index of all
+--   topic  stream w  the events of all sessions
 --   of_tenant...  sorted set rw + sorted set w + sorted set rw  of a tenant's session: the tenant's open runs, its
 --     ended ones, and its sessions
 -- ARGV
@@ -40,6 +41,7 @@
 --   as_of  newest event that the caller of a rewrite saw, or ''
 --   open_ms  lifetime of an open run
 --   keep_ms  lifetime of a session
+--   topic_entries  entries kept in the topic
 --   renewed  when the lifetimes of the session's ended runs began, or '' for no change
 --   fields...  of the session's hash, that the append sets
 -- Reply: 'ok', 'known', 'moved' or 'stale'.
@@ -53,7 +55,7 @@ if later and tonumber(later) > tonumber(epoch) then return 'stale' end
 local h = redis.call('HMGET', session, 'version', 'runs', 'run', 'seq', 'waiting', 'deleting')
 if (h[1] or '') ~= version or (h[2] or '0') ~= runs or (h[3] or '') ~= open_run or h[6] then return 'moved' end
 local s = {session = session, log = log, appends = appends, queue = queue, history = history, run_log = run_log,
-           run = open_run, runs = tonumber(runs), seq = tonumber(h[4] or '0'), waiting = tonumber(h[5] or '0'),
+           topic = topic, most = topic_entries, run = open_run, runs = tonumber(runs), seq = tonumber(h[4] or '0'), waiting = tonumber(h[5] or '0'),
            now = now_ms(), newest = -1}
 local indexes = {sessions, KEYS[of_tenant_at + 2]}
 local keys = {run_key = next_key, events = events, turns = turns, parser_lease = parser_lease, log = next_log,
@@ -81,6 +83,7 @@ if open_run ~= '' and (lost == '1' or ended[r[1]]) then
 elseif open_run ~= '' then
   s.newest = newest
 end
+if ARGV[fields_at] then redis.call('HSET', session, unpack(ARGV, fields_at)) end
 if kind == 'configure' then
   if version == '' then
     redis.call('UNLINK', log)
@@ -172,7 +175,6 @@ else
     returned(s, append, 'not_waiting', '')
   end
 end
-if ARGV[fields_at] then redis.call('HSET', session, unpack(ARGV, fields_at)) end
 list_session(indexes, session, s.now, open_ms + keep_ms)
 if renewed ~= '' then redis.call('HSET', session, 'renewed', renewed) end
 keep_session(s, s.run ~= '' and open_ms + keep_ms or keep_ms)

@@ -67,6 +67,7 @@ def append(
     open_runs: str,
     ended_runs: str,
     sessions: str,
+    topic: str,
     of_tenant: Sequence[str] = (),
     *,
     epoch: int,
@@ -88,6 +89,7 @@ def append(
     as_of: str,
     open_ms: int,
     keep_ms: int,
+    topic_entries: int,
     renewed: str,
     fields: Sequence[Arg],
 ) -> ScriptCall:
@@ -114,12 +116,14 @@ def refuse(
     log: str,
     appends: str,
     run_log: str,
+    topic: str,
     *,
     open_run: str,
     append: str,
     reason: str,
     problem: bytes,
     ttl_ms: int,
+    topic_entries: int,
 ) -> ScriptCall:
     """Return an append that is invalid or rejected (``reason``); ``problem``: why, as JSON.
 

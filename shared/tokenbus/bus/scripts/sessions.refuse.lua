@@ -4,12 +4,14 @@
 --   log  stream w  of the session
 --   appends  hash rw
 --   run_log  stream r  of the open run, or any
+--   topic  stream w  the events of all sessions
 -- ARGV
 --   open_run  that the caller saw, or ''
 --   append
 --   reason
 --   problem  as JSON
 --   ttl_ms  lifetime of the fate if there is no session
+--   topic_entries  entries kept in the topic
 -- Reply: 'ok', 'known' or 'moved'.
 -- Atomic: the event and the fate are one write.
 -- Twice: refused: 'known'
@@ -19,8 +21,8 @@ local h = redis.call('HMGET', session, 'run', 'seq')
 if (h[1] or '') ~= open_run then return 'moved' end
 make_room(session)
 if h[2] then
-  local s = {session = session, log = log, appends = appends, run = open_run, newest = newest_of(run_log),
-             seq = tonumber(h[2]), now = now_ms()}
+  local s = {session = session, log = log, appends = appends, topic = topic, most = topic_entries, run = open_run,
+             newest = newest_of(run_log), seq = tonumber(h[2]), now = now_ms()}
   returned(s, append, reason, problem)
   redis.call('HSET', session, 'seq', whole(s.seq))
   trim_session(s)

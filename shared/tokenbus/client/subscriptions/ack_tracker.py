@@ -6,13 +6,14 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from tokenbus.bus.keys import SubscribedTopic
 from tokenbus.bus.liveness import is_cancelled
 from tokenbus.bus.server.stream_reader import Entry
-from tokenbus.client.decode import TopicEvent, topic_event
+from tokenbus.client.decode import OfRun, TopicEvent, order_of, topic_event
 from tokenbus.client.subscriptions.topic_reader import Selection
+from tokenbus.events.sessions import SessionEvent
 
 
 class OffsetTracker:
@@ -76,10 +77,11 @@ class AckTracker:
         """Record a delivered event. Returns False if it is already in flight; it is then done together with this newer
         entry.
         """
-        held = self._places.get((event.run, event.seq))
+        place = order_of(event), event.seq
+        held = self._places.get(place)
         if held:
             held[0].done(held[1])
-        self._places[event.run, event.seq] = progress, entry_id
+        self._places[place] = progress, entry_id
         return held is None
 
     def take(self, source: str, entry: Entry, progress: OffsetTracker, selection: Selection) -> TopicEvent | None:
@@ -100,13 +102,13 @@ class AckTracker:
             return None
         return event if self.delivered(event, progress, place) else None
 
-    def entry_of(self, run: str, seq: int) -> str:
+    def entry_of(self, order: str, seq: int) -> str:
         """The entry's id of an event in flight; empty if it is not, or is no event of the topic."""
-        return self._places.get((run, seq), (None, ""))[1]
+        return self._places.get((order, seq), (None, ""))[1]
 
     def done(self, event: TopicEvent) -> bool:
         """Mark the event as done; return False if it was not in flight."""
-        place = self._places.pop((event.run, event.seq), None)
+        place = self._places.pop((order_of(event), event.seq), None)
         if place:
             place[0].done(place[1])
         return place is not None
@@ -116,14 +118,7 @@ class AckTracker:
         self._places.clear()
 
 
-class OfRun(Protocol):
-    """Anything that belongs to a run."""
-
-    @property
-    def run(self) -> str: ...
-
-
-E = TypeVar("E", bound=OfRun)
+E = TypeVar("E", bound=OfRun | SessionEvent)
 
 
 class Again(NamedTuple):
@@ -172,19 +167,20 @@ class _Lanes(Generic[E]):
         self._free = asyncio.Semaphore(concurrency)
         self._room = asyncio.Semaphore(most)
         self._lanes: dict[str, deque[E]] = {}
-        """Per run: events queued behind the one being handled."""
+        """Per run or session: events queued behind the one being handled."""
 
     async def put(self, group: asyncio.TaskGroup, event: E) -> None:
         await self._room.acquire()
-        lane = self._lanes.get(event.run)
+        order = order_of(event)
+        lane = self._lanes.get(order)
         if lane is None:
             await self._free.acquire()
-            lane = self._lanes[event.run] = deque([event])
-            group.create_task(self._work(event.run, lane))
+            lane = self._lanes[order] = deque([event])
+            group.create_task(self._work(order, lane))
         else:
             lane.append(event)
 
-    async def _work(self, run: str, lane: deque[E]) -> None:
+    async def _work(self, order: str, lane: deque[E]) -> None:
         while lane:
             event = lane[0]
             try:
@@ -193,7 +189,7 @@ class _Lanes(Generic[E]):
                 if is_cancelled():
                     raise
                 # A task group takes it for an end in order, and the run's further events would wait for ever.
-                raise RuntimeError(f"the handler of an event of run {event.run} awaited what was cancelled") from e
+                raise RuntimeError(f"the handler of an event of run {order} awaited what was cancelled") from e
             if isinstance(result, Again) and result.pause_s is not None:
                 self._free.release()
                 with suppress(TimeoutError):
@@ -207,5 +203,5 @@ class _Lanes(Generic[E]):
             if not isinstance(result, Again):
                 self._done(event)
             self._room.release()
-        del self._lanes[run]
+        del self._lanes[order]
         self._free.release()

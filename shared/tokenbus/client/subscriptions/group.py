@@ -28,7 +28,7 @@ from tokenbus.bus.scripts.topics import mirror_offset
 from tokenbus.bus.server.run_scripts import run_scripts
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.bus.server.stream_reader import Entry
-from tokenbus.client.decode import TopicEvent, topic_event
+from tokenbus.client.decode import TopicEvent, order_of, topic_event
 from tokenbus.client.deployment import Deployment, Outage
 from tokenbus.client.subscriptions.ack_tracker import AckTracker, Again, OffsetTracker, each
 from tokenbus.client.subscriptions.cursor import OLDEST, EnteredOrIterated, Gaps, OnTrimmed, just_before, until_stopped
@@ -191,8 +191,8 @@ class SharedSubscription(EnteredOrIterated[E]):
 
         async def handle(event: Any) -> Again | None:
             assert self._opened
-            keys, parts = self._opened.keys, self._parts | self._leaving
-            lease = next((parts[p].lease for p in keys.places(event.run) if p in parts), None)
+            keys, parts, order = self._opened.keys, self._parts | self._leaving, order_of(event)
+            lease = next((parts[p].lease for p in keys.places(order) if p in parts), None)
             if lease is None:
                 return Again(None)  # its partition is another worker's now
             if tries is None:
@@ -208,7 +208,7 @@ class SharedSubscription(EnteredOrIterated[E]):
                     in_hand=self._max_unacknowledged,
                     stop_if=lambda: self._closed,
                 )
-            return await self._poison.handle(event, lease, self._tracker.entry_of(event.run, event.seq))
+            return await self._poison.handle(event, lease, self._tracker.entry_of(order, event.seq))
 
         return handle
 

@@ -23,9 +23,11 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.leases import Lease
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.bus.server.stream_reader import Entry
-from tokenbus.client.subscriptions.ack_tracker import Again, OfRun
+from tokenbus.client.decode import OfRun, order_of
+from tokenbus.client.subscriptions.ack_tracker import Again
 from tokenbus.errors import ServerUnavailable
 from tokenbus.events.public import UnknownEvent
+from tokenbus.events.sessions import SessionEvent
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +48,7 @@ class Numbered(OfRun, Protocol):
     def seq(self) -> int: ...
 
 
-E = TypeVar("E", bound=Numbered)
+E = TypeVar("E", bound=Numbered | SessionEvent)
 T = TypeVar("T")
 
 
@@ -167,7 +169,7 @@ class Poison(Generic[E]):
                 if tried < self._tries:
                     pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (tried - 1))
                     words = "%s: event %d of run %s failed, try %d of %d; again in %g s: %r"
-                    log.warning(words, self._group, event.seq, event.run, tried, self._tries, pause, e)
+                    log.warning(words, self._group, event.seq, order_of(event), tried, self._tries, pause, e)
                     return Again(pause)
             else:
                 tried = 0
@@ -206,7 +208,7 @@ class Poison(Generic[E]):
         except (RedisError, OSError):
             return False  # the subscription is closed; another worker buries it
         words = "%s: event %d of run %s is dead, and the run goes on without it: %s"
-        log.error(words, self._group, event.seq, event.run, letter.reason, exc_info=error)
+        log.error(words, self._group, event.seq, order_of(event), letter.reason, exc_info=error)
         return True
 
 
@@ -277,5 +279,5 @@ class Returned(Generic[T]):
         await self.look(())
 
 
-def _field(event: Numbered) -> str:
-    return f"{event.run}/{event.seq}"
+def _field(event: Numbered | SessionEvent) -> str:
+    return f"{order_of(event)}/{event.seq}"

@@ -18,6 +18,7 @@ from tokenbus.client.subscriptions.topic_reader import Classes, K, Kind, Kinds, 
 from tokenbus.core.nearest_name import unknown_name
 from tokenbus.events.decisions import Decided
 from tokenbus.events.public import BlockTopicEvent, ChunkTopicEvent, RunTopicEvent, UnknownEvent
+from tokenbus.events.sessions import SessionTopicEvent
 from tokenbus.shaping.sentences import SentenceRules
 
 HOLD_S = 1.5
@@ -93,6 +94,16 @@ class TopicSubscriber:
 
     @overload
     def subscribe(
+        self, topic: Literal["sessions"], *, group: None = None, from_: Begin = "now", **how: Unpack[Reading]
+    ) -> OrderedSubscription[SessionTopicEvent]: ...
+
+    @overload
+    def subscribe(
+        self, topic: Literal["sessions"], *, group: str, from_: GroupBegin = "now", **how: Unpack[Reading]
+    ) -> SharedSubscription[SessionTopicEvent]: ...
+
+    @overload
+    def subscribe(
         self,
         topic: SubscribedTopic,
         *,
@@ -128,7 +139,8 @@ class TopicSubscriber:
         """Subscribe to a topic's events of all runs. Enter it with ``async with`` and iterate, or call `each`.
 
         Without a group, every subscription gets every event once. With a group, its workers share the events, each
-        delivered at least once. Events of one run arrive in order. Does no IO. Raises ValueError for invalid arguments.
+        delivered at least once. Events of one run arrive in order, and on `sessions` those of one session. Does no IO.
+        Raises ValueError for invalid arguments.
 
         - ``from_``: ``"now"`` for events after the first read; ``"start"`` for everything that is kept (for a group:
           only when the group is new); or a `Cursor` of an `OrderedSubscription`.
@@ -136,7 +148,7 @@ class TopicSubscriber:
           event must have one of the named types and, if it belongs to a block, one of the named block kinds. Or event
           classes (``BlockComplete``), which also narrow the type for a type checker. Filtered events are still read.
           Events of types unknown to this version come as `UnknownEvent`, unless kinds are named.
-        - ``runs``: run ids, or a predicate on run ids.
+        - ``runs``: run ids, or a predicate on run ids; of `sessions`, only events that concern such a run.
         - ``ack``: how a group's worker acknowledges events, see `SharedSubscription`; without a group, when the cursor
           advances.
         - ``prefetch``: maximum events held here, at least one per partition.

@@ -24,6 +24,7 @@ from tokenbus.core.nearest_name import unknown_name
 from tokenbus.errors import CursorTrimmed
 from tokenbus.events import public
 from tokenbus.events.decisions import Decided
+from tokenbus.events.sessions import SessionTopicEvent
 
 COUNT = 256
 """Maximum entries per partition and read. The settings do not allow a topic to keep as few."""
@@ -148,7 +149,8 @@ _BlockTopicKind = Literal["block_start", "image_preview", "block_progress", "blo
 _RunKind = Literal[
     "started", "answering", "retrying", "restarted", "usage", "completed", "incomplete", "failed", "cancelled"
 ]
-Kind: TypeAlias = Literal["chunk", "decision"] | _BlockTopicKind | _RunKind | public.BlockKind
+_SessionKind = Literal["configured", "appended", "delivered", "returned", "run_ended", "deleted"]
+Kind: TypeAlias = Literal["chunk", "decision"] | _SessionKind | _BlockTopicKind | _RunKind | public.BlockKind
 """The name of an event type or of a block kind."""
 K = TypeVar("K", bound=TopicEvent)
 Classes: TypeAlias = type[K] | Collection[type[K]]
@@ -170,6 +172,7 @@ _EVENT_KINDS: dict[SubscribedTopic, frozenset[str]] = {
     "blocks": _tags(public.BlockTopicEvent),
     "runs": _tags(public.RunTopicEvent),
     "decisions": frozenset([_tag(Decided)]),
+    "sessions": _tags(SessionTopicEvent),
 }
 _BLOCK_KINDS: frozenset[str] = frozenset(get_args(public.BlockKind))
 
@@ -210,7 +213,7 @@ class Selection:
             isinstance(event, public.Chunk | public.BlockEvent) and event.kind not in self._blocks
         ):
             return False
-        return self._wants_run is None or self._wants_run(event.run)
+        return self._wants_run is None or (event.run is not None and self._wants_run(event.run))
 
 
 def _names(kinds: Kinds[Any]) -> frozenset[str]:

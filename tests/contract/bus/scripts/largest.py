@@ -475,9 +475,9 @@ async def _refuse(w: World) -> ScriptCall:
     log, appends, *_ = w.keys.of_session(w.session)
     for n in range(MOST_EVENT_BYTES // len(LARGEST_TEXT)):
         await run_script(w.server, append_to(w, "add", append=f"before{n}", item=LARGEST_TEXT, work=b"{}"))
-    places = w.keys.session(w.session), log, appends, w.keys.log(w.session_run.id)
+    places = w.keys.session(w.session), log, appends, w.keys.log(w.session_run.id), w.keys.topic(0, "sessions")
     of = {"append": "bad", "reason": "refused", "problem": b'"%b"' % (b"x" * 4096), "ttl_ms": HOUR_MS}
-    return sessions.refuse(*places, open_run=w.session_run.id, **of)
+    return sessions.refuse(*places, open_run=w.session_run.id, topic_entries=50_000, **of)
 
 
 async def _refund(w: World) -> ScriptCall:

@@ -359,6 +359,7 @@ def append_to(w: World, kind: Any, **more: Any) -> ScriptCall:
         "as_of": "",
         "open_ms": HOUR_MS,
         "keep_ms": HOUR_MS,
+        "topic_entries": 1000,
         "renewed": "",
         "fields": [],
     }
@@ -381,6 +382,7 @@ def append_to(w: World, kind: Any, **more: Any) -> ScriptCall:
         k.open_runs(0),
         k.ended_runs(0),
         k.sessions(0),
+        k.topic(0, "sessions"),
         [k.open_runs(0, "ada"), k.ended_runs(0, "ada"), k.sessions(0, "ada")],
         **{**given, **more},
     )
@@ -395,10 +397,9 @@ def _fate_of(append: str) -> Callable[[World, State], bool]:
 
 def _refuse(w: World) -> ScriptCall:
     log, appends, *_ = w.keys.of_session(w.session)
-    places = w.keys.session(w.session), log, appends, w.keys.log(w.session_run.id)
-    return sessions.refuse(
-        *places, open_run=w.session_run.id, append="bad", reason="refused", problem=b'"bad"', ttl_ms=HOUR_MS
-    )
+    places = w.keys.session(w.session), log, appends, w.keys.log(w.session_run.id), w.keys.topic(0, "sessions")
+    why: dict[str, Any] = {"reason": "refused", "problem": b'"bad"', "ttl_ms": HOUR_MS, "topic_entries": 1000}
+    return sessions.refuse(*places, open_run=w.session_run.id, append="bad", **why)
 
 
 def _remember(w: World) -> ScriptCall:
@@ -422,6 +423,7 @@ def session_run_ends(w: World) -> Commit:
         inputs=(w.events, k.topic(0, "turns"), w.parser),
         indexes=2 * [k.open_runs(0), k.ended_runs(0)],
         sessions=(k.sessions(0), k.sessions(0, "ada")),
+        topic=k.topic(0, "sessions"),
         run=run.id,
         status="completed",
         next_run=run.following.id,
@@ -438,6 +440,7 @@ def steer_session_run(w: World) -> ScriptCall:
         w.keys.session(w.session),
         of_session=w.keys.of_session(w.session),
         log=w.keys.log(w.session_run.id),
+        topic=w.keys.topic(0, "sessions"),
         run=w.session_run.id,
         turn=1,
         keep_ms=HOUR_MS,

@@ -75,23 +75,23 @@ local function operate(i, final, base, alien, most, now, lags, added)
       i = i + 5
     elseif op == END_SESSION_RUN then
       local at = {}
-      for k = 1, 17 do at[k] = KEYS[base + ARGV[i + 1 + k]] end
-      local run, status, next_run, open_ms, keep_ms = unpack(ARGV, i + 19, i + 23)
+      for k = 1, 18 do at[k] = KEYS[base + ARGV[i + 1 + k]] end
+      local run, status, next_run, open_ms, keep_ms = unpack(ARGV, i + 20, i + 24)
       local s = {session = key, log = at[1], appends = at[2], queue = at[3], history = at[4], run_log = at[5],
-                 run_key = at[15], now = now}
+                 run_key = at[15], topic = at[18], most = most, now = now}
       local next_keys = {run_key = at[6], log = at[7], events = at[8], turns = at[9], parser_lease = at[10],
                          open_runs = at[11], ended_runs = at[12], tenants_open = at[13], tenants_ended = at[14],
                          sessions = {at[16], at[17]}}
       of_session(end_session_run, s, run, next_keys, run, status, next_run, tonumber(open_ms), tonumber(keep_ms))
-      i = i + 24
+      i = i + 25
     elseif op == STEER_SESSION_RUN then
       local at = {}
-      for k = 1, 5 do at[k] = KEYS[base + ARGV[i + 1 + k]] end
+      for k = 1, 6 do at[k] = KEYS[base + ARGV[i + 1 + k]] end
       local s = {session = key, log = at[1], appends = at[2], queue = at[3], history = at[4], run_log = at[5],
-                 now = now}
-      local run, turn, keep_ms = unpack(ARGV, i + 7, i + 9)
+                 topic = at[6], most = most, now = now}
+      local run, turn, keep_ms = unpack(ARGV, i + 8, i + 10)
       of_session(steer_session_run, s, run, run, turn, keep_ms)
-      i = i + 10
+      i = i + 11
     elseif op == WAIT then
       local index, tenants, run, wait, record, since, keep = unpack(ARGV, i + 2, i + 8)
       if ours then open_wait(key, {KEYS[base + index], KEYS[base + tenants]}, run, wait, record, since, keep) end

@@ -1,19 +1,34 @@
 -- A session: its hash, its log, the fates of its appends, and the messages that wait. `s` has the names of its keys and
--- what of its hash is known: `seq`, `run` (the open one or ''), `newest` (the newest event of that run).
+-- what of its hash is known: `seq`, `run` (the open one or ''), `newest` (the newest event of that run); and the topic of
+-- its partition, with how many entries that keeps: `topic`, `most`.
 -- Uses: whole
 -- Constants: MOST_EVENTS, MOST_EVENT_BYTES, TRIMMED_AT_ONCE, TRIMMED_BYTES, LARGE_BYTES
+local function publish_session(s, kind, rest)
+  -- A topic that cannot be written holds up no session.
+  if not s.name then
+    local h = redis.call('HMGET', s.session, 'name', 'tenant', 'made')
+    s.name = ',"session":' .. cjson.encode(h[1] or '') .. ',"made":"' .. (h[3] or '') .. '"'
+    if (h[2] or '') ~= '' then s.name = s.name .. ',"tenant":' .. cjson.encode(h[2]) end
+  end
+  local event = '{"type":"' .. kind .. '"' .. s.name .. rest .. '}'
+  redis.pcall('XADD', s.topic, 'MAXLEN', '~', s.most, '*', '__data__', event)
+end
 local function session_event(s, kind, rest, last)
   -- `rest`: further members, as JSON that begins with a comma. Ids have no character that JSON would escape.
   -- `last`: the value of the last of them, if it may be long: each copy of it costs the server a millisecond.
   local place = ''
   if s.run ~= '' then place = ',"run":"' .. s.run .. '","run_seq":' .. whole(s.newest) end
-  local event = '{"type":"' .. kind .. '","session_seq":' .. whole(s.seq) .. ',"at_ms":' .. whole(s.now)
-                .. place .. rest .. (last or '') .. '}'
+  rest = ',"session_seq":' .. whole(s.seq) .. ',"at_ms":' .. whole(s.now) .. place .. rest
+  local event = '{"type":"' .. kind .. '"' .. rest .. (last or '') .. '}'
   redis.call('XADD', s.log, '1-' .. whole(s.seq), '__data__', event)
   if #(last or '') > LARGE_BYTES then  -- what `trim_session` would read it for: its size, and whose fate it tells
     local fate_of = kind ~= 'appended' and string.match(rest, '"append":"([^"]+)"') or ''
     redis.call('HSET', s.appends, '#' .. whole(s.seq), whole(#event) .. ' ' .. fate_of)
+    -- What the topic has of it.
+    local kind_of = string.match(last, '^{"type":"[a-z]+"') or '{"type":""'
+    last = kind_of .. ',"request":{},"messages":[]},"item_bytes":' .. whole(#last)
   end
+  publish_session(s, kind, rest .. (last or ''))
   s.seq, s.told = s.seq + 1, (s.told or 0) + #event
 end
 local function newest_of(log)

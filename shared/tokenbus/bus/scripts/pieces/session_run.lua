@@ -86,6 +86,8 @@ local function keep_session(s, ttl_ms)
 end
 local function delete_session(s, append)
   -- Nothing stays but the fate of the append that asked for it, and a mark for those who wait for other fates.
+  publish_session(s, 'deleted', ',"session_seq":' .. whole(s.seq) .. ',"at_ms":' .. whole(s.now)
+                                .. ',"append":"' .. append .. '"')
   redis.call('UNLINK', s.session, s.appends, s.queue, s.history)
   redis.call('UNLINK', s.log)
   redis.call('HSET', s.appends, append, '{"state":"delivered"}', '!', append .. '!')
