@@ -11,19 +11,25 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from typing import NamedTuple
+
+import msgspec
 
 from tokenbus.events.normalized import FinishReason
 from tokenbus.events.public import Completed, PublicEvent, Started, Timing
+from tokenbus.events.requests import WhenBusy
 from tokenbus.events.sessions import Fate
+from tokenbus.events.waits import Door
 from tokenbus_services.gateway.answers.answer import RunOfAnswer, StreamedAnswer
 from tokenbus_services.gateway.audit import AuditedRun
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway
-from tokenbus_services.gateway.known_answers import KnownAnswer
+from tokenbus_services.gateway.known_answers import KnownAnswer, KnownAnswers
+from tokenbus_services.gateway.parked import Decisions, ParkedRuns
 from tokenbus_services.gateway.problem import Problem, Refusal
 from tokenbus_services.gateway.runs import GONE
 from tokenbus_services.gateway.session_door import Said
-from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayNote
+from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayNote, GatewayRequest, Translated
 from tokenbus_services.gateway.surfaces.parking import Parking
 from tokenbus_services.gateway.surfaces.surface import Surface
 
@@ -145,20 +151,93 @@ def returned(reason: str, problem: str | None = None) -> Refusal:
     return Refusal(Problem(status=status, code=code, message=why, kind=kind))
 
 
-def known_said(known: KnownAnswer, fate: Fate | None) -> Said | None:
-    """What a client has said earlier. ``fate``: of its append; None: it is known no more."""
-    if known.run:
-        fate = Fate(state="delivered", run=known.run)
-    if fate is None:
-        return None
-    return Said(
-        session=known.session,
-        append=known.append,
-        fate=fate,
-        note=known.note,
-        after=known.after,
-        decided=known.decided,
-    )
+class Told(NamedTuple):
+    """A request of a client, in a conversation that it names. ``name``: under which it finds the answer again."""
+
+    caller: Caller
+    asked: GatewayRequest
+    translated: Translated
+    session: str
+    name: str
+
+
+class Conversations:
+    """What clients say in the conversations of one surface, each of which is a session, and the answers to it."""
+
+    def __init__(self, gateway: Gateway, surface: Surface, *, kind: str, door: Door, keeps_body: bool = False) -> None:
+        """``kind``: of the keys of known answers. ``door``: for the log. ``keeps_body``: see `KnownAnswer.body`."""
+        self.gateway = gateway
+        self._surface = surface
+        self._keeps_body = keeps_body
+        self._answers = KnownAnswers(kind, server=gateway.runs.server, keys=gateway.runs.keys)
+        self._parked = ParkedRuns(gateway.runs, door)
+
+    async def decided(self, told: Told) -> Decisions | None:
+        """What a request decides of what the conversation's run waits for. Raises Refusal, ServerError."""
+        given, only = told.translated.given, told.translated.only_answers
+        return await self._parked.find(told.caller, told.session, given, open_only=not only)
+
+    async def go_on(self, told: Told, decided: Decisions) -> SessionAnswer:
+        """Decide what a run waits for; the answer is the rest of the run. Raises Refusal, ServerError."""
+        refused = await self._parked.send(told.caller, decided)
+        known = KnownAnswer(
+            session=told.session,
+            append="",
+            note=self.gateway.runs.note(self._surface, told.translated),
+            run=decided.run,
+            after=decided.after,
+            decided=decided.waits,
+            missed=refused is not None,
+        )
+        await self._keep(told, known)
+        if refused:
+            raise refused
+        return SessionAnswer(self.gateway, self._surface, told.caller, _said(known, None))
+
+    async def say(
+        self, told: Told, decided: Decisions | None, *, append: str | None, when_busy: WhenBusy, rewrites: bool
+    ) -> SessionAnswer:
+        """Say what is new in a request. Raises Refusal, TokenbusError."""
+        said = await self.gateway.runs.say(
+            *(told.caller, self._surface, told.asked, told.translated),
+            session=told.session,
+            append=append,
+            when_busy=when_busy,
+            rewrites=rewrites,
+        )
+        try:
+            answer = SessionAnswer(self.gateway, self._surface, told.caller, said)
+            await self._keep(told, KnownAnswer(session=said.session, append=said.append, note=said.note))
+            if decided:  # after the message, which goes in before the run goes on
+                await self._parked.send(told.caller, decided)
+        except BaseException:
+            self.gateway.runs.left(told.caller, said)
+            raise
+        return answer
+
+    async def _keep(self, told: Told, known: KnownAnswer) -> None:
+        if self._keeps_body:
+            known = msgspec.structs.replace(known, body=told.asked.body)
+        await self._answers.put(told.caller.tenant, told.name, known)
+
+    async def find(self, caller: Caller, name: str) -> tuple[KnownAnswer, Said] | None:
+        """What a client has said earlier; None if it is known no more. One that comes back gets all of the answer.
+        Raises ServerError.
+        """
+        known = await self._answers.get(caller.tenant, name)
+        if known is None:
+            return None
+        if known.run:
+            return known, _said(msgspec.structs.replace(known, after=-1), None)
+        fate = await self.gateway.runs.sessions.fate(caller, known.session, known.append)
+        return (known, _said(known, fate)) if fate else None
+
+
+def _said(known: KnownAnswer, fate: Fate | None) -> Said:
+    """``fate``: None for an answer that goes on where another one ended."""
+    fate = fate or Fate(state="delivered", run=known.run)
+    session, append, note, decided = known.session, known.append, known.note, known.decided
+    return Said(session=session, append=append, fate=fate, note=note, after=known.after, decided=decided)
 
 
 def _parted(event: PublicEvent, finish: FinishReason, *, seq: int) -> PublicEvent:

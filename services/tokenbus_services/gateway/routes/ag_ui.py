@@ -17,18 +17,16 @@ from tokenbus.errors import SessionNotFound
 from tokenbus.events.public import PublicEvent
 from tokenbus.events.sessions import SessionInfo, session_run
 from tokenbus_services.gateway import idempotency
-from tokenbus_services.gateway.answers.answer import StreamedAnswer
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway
-from tokenbus_services.gateway.known_answers import KnownAnswer, KnownAnswers, session_named
-from tokenbus_services.gateway.parked import Decisions, ParkedRuns
+from tokenbus_services.gateway.known_answers import session_named
 from tokenbus_services.gateway.problem import Problem, Refusal
 from tokenbus_services.gateway.routes.session_routes import surface_routes
 from tokenbus_services.gateway.runs import not_found
-from tokenbus_services.gateway.session_answers import SessionAnswer, known_said
+from tokenbus_services.gateway.session_answers import Conversations, SessionAnswer, Told
 from tokenbus_services.gateway.surfaces.ag_ui import AgUiSurface
 from tokenbus_services.gateway.surfaces.ag_ui.request import AgUiEcho
-from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayRequest, Translated
+from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayRequest
 
 
 def routes(gateway: Gateway) -> list[BaseRoute]:
@@ -45,68 +43,33 @@ class _Agent:
     def __init__(self, gateway: Gateway) -> None:
         self.surface = AgUiSurface()
         self._gateway = gateway
-        self._parked = ParkedRuns(gateway.runs, "ag_ui")
-        self._answers = KnownAnswers("agui", server=gateway.runs.server, keys=gateway.runs.keys)
+        self._threads = Conversations(gateway, self.surface, kind="agui", door="ag_ui", keeps_body=True)
 
     async def post(self, request: Request) -> Any:
-        gateway, surface = self._gateway, self.surface
+        gateway, surface, threads = self._gateway, self.surface, self._threads
         caller = await gateway.caller(request, surface)
         asked = await gateway.read(request)
         translated = surface.translate(asked, caller.rules)
         echo = msgspec.convert(translated.echo, AgUiEcho)
-        session, when_busy = session_named(echo.thread), echo.when_busy
-        alone = translated.only_answers
-        decided = await self._parked.find(caller, session, translated.given, open_only=not alone)
-        if alone and decided:
-            return await self._go_on(caller, asked, translated, decided)
-        info = await self._info(caller, session)
-        if not echo.when_busy_given and info and info.run:
-            open_now = await gateway.runs.waits.of_run(info.run)
-            if decided:
-                when_busy = "steer"  # the run goes on with what was decided, and with the message
-            elif any(each.what != "tool_result" for each in open_now):
-                why = "the thread has an interrupt that `resume` does not answer"
-                raise Refusal(Problem(status=409, code="interrupts_open", message=why, kind="invalid_request"))
-        said = await gateway.runs.say(
-            *(caller, surface, asked, translated),
-            session=session,
-            append=idempotency.run_of(caller.tenant, echo.run, f"{surface.name} {echo.thread}"),
-            when_busy=when_busy,
-            rewrites=_rewrites(info, echo.answered),
-        )
-        try:
-            answer = SessionAnswer(gateway, surface, caller, said)
-            known = KnownAnswer(session=session, append=said.append, note=said.note, body=asked.body)
-            await self._answers.put(caller.tenant, echo.run, known)
-            if decided:  # after the message, which goes in before the run goes on
-                await self._parked.send(caller, decided)
-        except BaseException:
-            gateway.runs.left(caller, said)
-            raise
-        return answer.streamed(lambda first: surface.encoder(asked, answer.note, first.run))
-
-    async def _go_on(
-        self, caller: Caller, asked: GatewayRequest, translated: Translated, decided: Decisions
-    ) -> StreamedAnswer:
-        """Decide what a run waits for, and answer with the rest of it. Raises Refusal, ServerError."""
-        refused = await self._parked.send(caller, decided)
-        echo = msgspec.convert(translated.echo, AgUiEcho)
-        known = KnownAnswer(
-            session=session_named(echo.thread),
-            append="",
-            note=self._gateway.runs.note(self.surface, translated),
-            run=decided.run,
-            after=decided.after,
-            decided=decided.waits,
-            body=asked.body,
-        )
-        await self._answers.put(caller.tenant, echo.run, known)
-        if refused:
-            raise refused
-        said = known_said(known, None)
-        assert said
-        answer = SessionAnswer(self._gateway, self.surface, caller, said)
-        return answer.streamed(lambda first: self.surface.joining(asked, answer.note, first.run, after=decided.after))
+        when_busy = echo.when_busy
+        told = Told(caller, asked, translated, session_named(echo.thread), echo.run)
+        decided = await threads.decided(told)
+        if translated.only_answers and decided:
+            answer = await threads.go_on(told, decided)
+        else:
+            info = await self._info(caller, told.session)
+            if not echo.when_busy_given and info and info.run:
+                open_now = await gateway.runs.waits.of_run(info.run)
+                if decided:
+                    when_busy = "steer"  # the run goes on with what was decided, and with the message
+                elif any(each.what != "tool_result" for each in open_now):
+                    why = "the thread has an interrupt that `resume` does not answer"
+                    raise Refusal(Problem(status=409, code="interrupts_open", message=why, kind="invalid_request"))
+            append = idempotency.run_of(caller.tenant, echo.run, f"{surface.name} {echo.thread}")
+            rewrites = _rewrites(info, echo.answered)
+            answer = await threads.say(told, decided, append=append, when_busy=when_busy, rewrites=rewrites)
+        after = answer.said.after
+        return answer.streamed(lambda first: surface.joining(asked, answer.note, first.run, after=after))
 
     async def join(self, request: Request) -> Any:
         gateway, surface = self._gateway, self.surface
@@ -135,15 +98,10 @@ class _Agent:
     async def _answer(self, request: Request, caller: Caller) -> tuple[SessionAnswer, bytes]:
         """The answer of the client's `runId`, and the request. Raises Refusal (404)."""
         name: str = request.path_params["run"]
-        known = await self._answers.get(caller.tenant, name)
-        if known is None:
+        found = await self._threads.find(caller, name)
+        if found is None:
             raise not_found(name)
-        if known.run:  # a client that joins gets all of it
-            known = msgspec.structs.replace(known, after=-1)
-        fate = None if known.run else await self._gateway.runs.sessions.fate(caller, known.session, known.append)
-        said = known_said(known, fate)
-        if said is None:
-            raise not_found(name)
+        known, said = found
         return SessionAnswer(self._gateway, self.surface, caller, said), known.body
 
 
