@@ -139,7 +139,7 @@ class QueueService(ABC):
         """See `InFlight`."""
 
     async def _poisoned(self, item: QueueItem, error: Exception) -> None:
-        """What becomes of an item whose work raised, or that cannot be read."""
+        """Dead-letter an item whose work raised, or that cannot be read."""
         await dead_letter_item(self._server, self._settings, self.name, item, error)
 
     async def _serve_more(self, keys: Keys) -> None:

@@ -15,5 +15,5 @@ from tokenbus_services.webhooks.service import WebhookService
 def create(settings: Settings) -> AsgiFastStream:
     """Create a worker. Raises SettingsError if there is no webhook, or one cannot work."""
     if not settings.webhooks:
-        raise SettingsError("settings", "webhooks", "there is none, so nobody is told anything")
+        raise SettingsError("settings", "webhooks", "there is none: add a table [webhooks.NAME]")
     return WebhookService(WorkerCore(settings, "webhooks"), os.environ).app()
