@@ -66,7 +66,7 @@ class StageWorker:
         """Ask for the lease, and rebuild the partition's state; the caller settles its numbers with `recall`."""
         lease, stream = self._keys.lease(0, self._group), self._keys.topic(0, self._topic)
         call = scripts.acquire(lease, stream, owner=self.name, ttl_ms=TTL_MS, mirror=self._group)
-        token, offset, watermark = self._wire.run(call)
+        token, offset, watermark = self._wire.run(call)[:3]
         if not token:
             return None
         held = Lease(0, token.decode(), offset.decode(), watermark.decode())

@@ -39,12 +39,13 @@ those that the stage's commits have processed. The scripts in `bus/scripts` cont
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """An owned partition: the token that fences its writes, and the previous owner's offset and watermark."""
+    """An owned partition: the token that fences its writes, and the previous owner's offset, watermark and token."""
 
     partition: int
     token: str
     offset: str
     watermark: str
+    before: str = ""
 
 
 def partition_share(worker: str, workers: list[str], partitions: int) -> int:
@@ -385,10 +386,10 @@ class Leases:
         )
 
     def _acquired(self, partition: int, reply: list[bytes], renew_at: float) -> Lease | None:
-        token, offset, watermark = reply
-        if not token:  # another worker owns it
+        if not reply[0]:  # another worker owns it
             return None
-        lease = Lease(partition, token.decode(), offset.decode(), watermark.decode())
+        token, offset, watermark, before = reply
+        lease = Lease(partition, token.decode(), offset.decode(), watermark.decode(), before.decode())
         self._owned[partition] = lease
         self._renew_at[partition] = renew_at
         self._committed[partition] = lease.offset

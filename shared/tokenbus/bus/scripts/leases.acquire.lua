@@ -7,7 +7,7 @@
 --   ttl_ms
 --   start  where a new group begins: an id or $
 --   mirror  group that shows the offset, or ''
--- Reply: token, offset, watermark; an empty token and the owner if another worker holds it.
+-- Reply: token, offset, watermark, the token before; an empty token and the owner if another worker holds it.
 -- Atomic: between the check of the owner and the new token, no other worker can acquire it.
 -- Twice: again: the owner gets a newer token and uses that; the earlier one is fenced.
 -- Uses: now_ms, make_room
@@ -29,4 +29,4 @@ make_room(lease)
 redis.call('HSET', lease, 'owner', owner, 'until', now + ttl_ms, 'token', token,
            'offset', offset, 'watermark', watermark)
 if mirror ~= '' then redis.pcall('XGROUP', 'CREATE', stream, mirror, offset, 'MKSTREAM') end
-return {token, offset, watermark}
+return {token, offset, watermark, h[3] or ''}

@@ -9,8 +9,8 @@ from tokenbus.bus.scripts.script import MAX_VALUES, Arg, ScriptCall, script
 
 @script()
 def acquire(lease: str, stream: str, *, owner: str, ttl_ms: int, start: str = "0-0", mirror: str = "") -> ScriptCall:
-    """Acquire the lease if it is free, expired or already ours. Reply: [token, offset, watermark]; an empty token if it
-    is held by another worker.
+    """Acquire the lease if it is free, expired or already ours. Reply: [token, offset, watermark, the token before]; an
+    empty token if it is held by another worker.
 
     A token is a number and its owner's name. The number follows the server's clock instead of a counter, so a server
     that lost writes in a fail-over or a FLUSHALL does not issue a token twice. If the new server's clock is behind, a

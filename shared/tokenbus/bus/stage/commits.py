@@ -46,6 +46,8 @@ LOST_WRITES = ErrorInfo(
     kind="internal",
     message="the server failed over and forgot events of this run that were out already",
 )
+REPAIRED_FIELD = "repaired"
+"""The lease hash's field with the name of the last commit that repaired a fail-over."""
 _DONE = (b"ok", b"already")
 _LARGE = count(1)
 
@@ -185,14 +187,31 @@ class Commits:
 
     # --- further writes ----------------------------------------------------------------------------------------------
 
-    async def recover_rollback(self, part: Partition, lease: Lease, commit: scripts.Commit) -> None:
-        """Commit the events that a fail-over lost, at the server's current offset.
+    async def recover_rollback(self, part: Partition, lease: Lease, commit: scripts.Commit) -> str | None:
+        """Commit the events that a fail-over lost, at the server's current offset. Returns the name of this repair, for
+        `last_repair`; None if the server has not taken it.
 
         No offset shows whether they are written, so they are owed like a large commit: a lost reply repeats nothing.
         """
+        name = f"{lease.token}.{next(_LARGE)}"
+        commit.put(part.lease_key, REPAIRED_FIELD, name)
         reply = await self._commit_in_parts(lease, commit, partial(self._call, lease))
-        if reply[0] != b"ok":
-            log.error("%s partition %d: runs that lost events continue: %s", self._group, part.number, reply)
+        # Nothing is owed after a repair, and nothing where a further fail-over lost it: `already` says either.
+        if reply[0] in _DONE and await self.last_repair(lease) == name:
+            return name
+        log.error("%s partition %d: runs that lost events continue: %s", self._group, part.number, reply)
+        return None
+
+    async def last_repair(self, lease: Lease) -> str:
+        """The name of the partition's last repair that the server has; empty if there was none."""
+        key = self._keys.lease(lease.partition, self._group)
+        found = await retry_until_available(
+            self._server,
+            lambda: self._server.client.hget(key, REPAIRED_FIELD),
+            what=self._what,
+            stop_if=self._is_closed,
+        )
+        return (found or b"").decode(errors="replace")
 
     async def note(self, part: Partition, field: str, value: str | int) -> None:
         """Set a field of the partition's lease hash. The next owner reads it."""
@@ -273,6 +292,15 @@ class Commits:
 def _after(part: Partition) -> Lease:
     """The position of a partition that has applied a batch."""
     return Lease(part.number, part.token, part.offset, part.watermark)
+
+
+class Past(msgspec.Struct):
+    """What this worker committed to a partition until it dropped or lost it: a fail-over may have lost it since."""
+
+    journal: CommitJournal
+    kept_at: float
+    repair: str | None = None
+    """The name of the commit that repaired a loss of it. It moved no offset, so it alone says whether it is there."""
 
 
 class CommitJournal:

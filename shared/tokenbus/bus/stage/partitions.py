@@ -21,7 +21,7 @@ from tokenbus.bus.server.error_replies import is_alien
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.stage.commits import CommitJournal, Commits, StageOptions, lost_events, repair_commit
+from tokenbus.bus.stage.commits import CommitJournal, Commits, Past, StageOptions, lost_events, repair_commit
 from tokenbus.bus.stage.logic import StageLogic
 from tokenbus.bus.stage.partition import CAREFUL_LOADS, TRIES_FIELD, AppliedBatch, Partition
 from tokenbus.bus.stage.replay import (
@@ -29,6 +29,7 @@ from tokenbus.bus.stage.replay import (
     STEPS_FIELD,
     CarefulReplay,
     NotedSteps,
+    Replaced,
     give_up_state,
     learn_from_logs,
     rebuild,
@@ -46,6 +47,12 @@ state: its open runs end as `state_unreadable`.
 """
 WITHDRAW_S = 1.0
 """The wait for the server as a replay is withdrawn, while the lease's other work waits."""
+MOST_REPAIRS = 4
+"""How often the same loss is repaired while further fail-overs lose the repair."""
+MOST_PASTS = 3
+"""How many a partition keeps of what was committed before it was last loaded."""
+PAST_S = 60.0
+"""How long: the owner of a partition is back sooner, or another one has it."""
 REPLAYS_FIELD = "replays"
 """The lease hash's count of unfinished replays in a row."""
 
@@ -81,6 +88,8 @@ class Partitions:
         self._streams: dict[int, str] = {}
         """The stream of each partition, of which a flush asks many times."""
         self._journals: dict[int, CommitJournal] = {}
+        self._pasts: dict[int, list[Past]] = {}
+        """By partition: what this worker committed before, oldest first."""
         self._blocked: set[int] = set()
         """Partitions that wait because a key of theirs has the wrong type; see `blocked`."""
         self._loading: dict[int, asyncio.Task[None]] = {}
@@ -188,8 +197,18 @@ class Partitions:
 
     def _remove(self, partition: int) -> None:
         if self.parts.pop(self._keys.topic(partition, self._options.topic), None):
-            del self._journals[partition]
+            self._keep(partition, self._journals.pop(partition))
             self.on_change()
+
+    def _keep(self, partition: int, journal: CommitJournal, repair: str | None = None) -> None:
+        """Remember what this worker committed, for the next time that it loads the partition."""
+        now = asyncio.get_running_loop().time()
+        self._pasts = {p: kept for p, kept in self._pasts.items() if kept[-1].kept_at > now - PAST_S}
+        kept = self._pasts.get(partition, [])
+        if repair is None and any(past.journal is journal for past in kept):
+            return  # it is repaired
+        kept = [past for past in kept if past.journal is not journal]
+        self._pasts[partition] = [*kept, Past(journal, now, repair)][-MOST_PASTS:]
 
     def block(self, part: Partition, why: str) -> None:
         """Pause a partition whose shared key has the wrong type. No entry is at fault, and the other partitions
@@ -248,21 +267,56 @@ class Partitions:
                 finally:
                     self.drop(part)
 
-    async def _recover_rollback(self, part: Partition, journal: CommitJournal) -> None:
+    async def _recover_rollback(self, part: Partition, journal: CommitJournal) -> bool:
         """End the runs whose readers saw more events than the server has now, after a fail-over that lost writes;
-        publish those events with their old numbers.
+        publish those events with their old numbers. Returns whether there are any: then load the partition anew.
         """
-        lease = await retry_until_available(
-            self._server, lambda: run_position(self._server, part), what=self._what, stop_if=self._is_closed
+        for _ in range(MOST_REPAIRS):
+            try:
+                lease = await retry_until_available(
+                    self._server, lambda: run_position(self._server, part), what=self._what, stop_if=self._is_closed
+                )
+                what = "%s partition %d: a fail-over lost the entries after %s"
+                log.error(what, self._group, part.number, lease.offset)
+                lost = journal.after(lease.offset)
+                if not (numbers := lost_events(lost, self._keys)):
+                    # A logic that works on its own, such as that of policies, must see no entry that does not count.
+                    return False
+                past = await retry_until_available(
+                    self._server, lambda at=lease: self._rebuilt(at), what=self._what, stop_if=self._is_closed
+                )
+            except Replaced as e:  # the next load knows of it
+                log.warning("%s partition %d: %s", self._group, part.number, e)
+                return True
+            commit = repair_commit(past, lost, numbers)
+            if repair := await self._commits.recover_rollback(part, lease, commit):
+                self._keep(part.number, journal, repair)
+                return True
+        return True
+
+    async def _recover_pasts(self, lease: Lease) -> CommitJournal | None:
+        """Repair what a fail-over lost of what this worker committed before, if nobody has owned the partition since;
+        raises Replaced if there was something: load the partition anew. Returns the journal to go on with, if any.
+
+        A repair is lost without a trace in the offset. But the lease that follows it is lost with it, so the partition
+        is loaded again.
+        """
+        pasts = self._pasts.pop(lease.partition, [])
+        if lease.before.partition(":")[2] != self._options.worker:
+            return None
+        part, lost = self._new(lease), False
+        there = await self._commits.last_repair(lease) if any(past.repair for past in pasts) else None
+        present = max((n for n, past in enumerate(pasts) if past.repair and past.repair == there), default=-1)
+        for n, past in enumerate(pasts):
+            if n <= present and past.repair:
+                self._pasts.setdefault(lease.partition, []).append(past)
+            elif n > present and past.journal.is_ahead_of(lease.offset):
+                lost = await self._recover_rollback(part, past.journal) or lost
+        if lost:
+            raise Replaced(f"{part.lease_key}: a fail-over lost what its owner had written")
+        return (
+            pasts[-1].journal if pasts and not pasts[-1].repair and pasts[-1].journal.offset == lease.offset else None
         )
-        log.error("%s partition %d: a fail-over lost the entries after %s", self._group, part.number, lease.offset)
-        lost = journal.after(lease.offset)
-        if not (numbers := lost_events(lost, self._keys)):
-            return  # a logic that works on its own, such as that of policies, must see no entry that does not count
-        past = await retry_until_available(
-            self._server, lambda: self._rebuilt(lease), what=self._what, stop_if=self._is_closed
-        )
-        await self._commits.recover_rollback(part, lease, repair_commit(past, lost, numbers))
 
     def _is_closed(self) -> bool:
         return self._closed
@@ -283,11 +337,10 @@ class Partitions:
         if self.parts.get(part.stream) is not part or lease is None or lease.token != part.token:
             self.drop(part)
             return
-        journal = self._journals[part.number]
         self._remove(part.number)
-        self._start_loading(part.number, self._load_again(part.number, journal))
+        self._start_loading(part.number, self._load_again(part.number))
 
-    async def _load_again(self, partition: int, journal: CommitJournal) -> None:
+    async def _load_again(self, partition: int) -> None:
         try:
             lease = await retry_until_available(
                 self._server, lambda: self.leases.acquire_again(partition), what=self._what
@@ -299,16 +352,17 @@ class Partitions:
             self.leases.forget(partition, retry_s=self._retry_s)
             self._loading.pop(partition, None)
             return
-        await self._load(lease, journal)
+        await self._load(lease)
 
-    async def _load(self, lease: Lease, journal: CommitJournal | None = None) -> None:
+    async def _load(self, lease: Lease) -> None:
         """Rebuild the partition's state, then start reading it. Retries while the server is unavailable."""
         try:
+            journal = await self._recover_pasts(lease)
             part = await self._counted_replay(lease)
-            if journal and journal.is_ahead_of(part.offset):  # a fail-over came between: the next load is whole
-                await self._recover_rollback(part, journal)
-                self.leases.forget(part.number)
-                return
+        except Replaced as e:
+            log.warning("%s partition %d is loaded again: %s", self._group, lease.partition, e)
+            self.leases.forget(lease.partition)
+            return
         except Exception as e:
             if self._closed:
                 return
@@ -327,8 +381,7 @@ class Partitions:
         finally:
             self._loading.pop(lease.partition, None)
         self.parts[part.stream] = part
-        kept = journal is not None and journal.offset == part.offset
-        self._journals[part.number] = journal if journal and kept else CommitJournal(part.offset)
+        self._journals[part.number] = journal or CommitJournal(part.offset)
         self.on_change()
 
     async def _counted_replay(self, lease: Lease) -> Partition:
@@ -338,6 +391,9 @@ class Partitions:
         replays = await retry_until_available(self._server, lambda: run_script(self._server, begun), what=self._what)
         try:
             part = await self._replayed(lease, replays)
+        except Replaced:
+            await self._withdraw(lease.partition)
+            raise
         except Exception:
             del self._unfinished[lease.partition]  # a failure counts
             raise
@@ -352,11 +408,29 @@ class Partitions:
             self._server, lambda: self._restored(lease, replays, careful), what=self._what
         )
         if commit:
-            await self._commits.recover_rollback(part, lease, commit)
+            await self._end_unreadable(part, lease, commit)
         await self._commits.note(part, REPLAYS_FIELD, 0)
         if careful:
             await self._commits.note(part, STEPS_FIELD, "")
         return part
+
+    async def _end_unreadable(self, part: Partition, lease: Lease, commit: Commit) -> None:
+        """Commit the ends of runs whose state is unreadable, and take a new token: a fail-over that loses them loses it
+        too, which the next commit finds. Raises Replaced if that has happened.
+        """
+        repair = await self._commits.recover_rollback(part, lease, commit)
+        again = await retry_until_available(
+            self._server, lambda: self.leases.acquire_again(part.number), what=self._what, stop_if=self._is_closed
+        )
+        if (
+            again is None
+            or again.offset != part.offset
+            or (repair and await self._commits.last_repair(again) != repair)
+        ):
+            raise Replaced(f"{part.lease_key}: ended runs are not ended any more")
+        part.token = again.token
+        if repair:
+            self._keep(part.number, CommitJournal(part.offset), repair)
 
     async def _careful(self, lease: Lease) -> CarefulReplay:
         """The replay after some unfinished ones; it knows the step at which the last of them stopped."""
@@ -383,7 +457,7 @@ class Partitions:
             part = await self._rebuilt(lease, careful)
         if not part.unread:
             return part, None
-        found = await run_positions(self._server, keys, part.unread)
+        found = await run_positions(self._server, keys, part, part.unread)
         await learn_from_logs(self._server, keys, part, [run for run, at in found.items() if not at.over])
         return part, part.fail_unreadable(found)
 

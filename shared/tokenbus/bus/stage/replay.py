@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
-from typing import Self
+from collections.abc import Callable, Iterable
+from typing import Any, Self
 
 import msgspec
 from redis.exceptions import RedisError, ResponseError
@@ -43,6 +43,10 @@ CAREFUL_PAGE = 50
 STEPS_FIELD = "replaying"
 """The lease hash's field of `NotedSteps`."""
 REASON = f"{MOST_DEATHS} workers died as they restored it"
+
+
+class Replaced(Exception):
+    """Another server answered than the one that gave the lease, or another worker has the partition."""
 
 
 class NotedSteps(msgspec.Struct, frozen=True, array_like=True):
@@ -105,19 +109,21 @@ async def rebuild(
 ) -> None:
     """Bring a new partition to its last owner's state. If it raises (redis-py's errors), start over with a new one.
 
-    ``careful``: notes each step, and knows those that must be left out.
+    ``careful``: notes each step, and knows those that must be left out. Raises Replaced: what a master says that was
+    replaced is of events that are lost, and would number those to come.
     """
     client = server.client
     part.loads = await run_script(server, scripts.count(part.lease_key, field="loads"))
     part.isolated = IsolatedTries.parse(await client.hget(part.lease_key, TRIES_FIELD))
-    checkpoints = await client.hgetall(part.state_key)
+    checkpoints = await _answer(server, part, lambda pipe: pipe.hgetall(part.state_key))
     pieces: dict[str, dict[int, bytes]] = {}
     for run, numbers in part.pieces_of(checkpoints):
         pieces[run] = {}
         for at in range(0, len(numbers), PIECES_READ):
             group = numbers[at : at + PIECES_READ]
             try:
-                found = await client.hmget(keys.pieces(part.number, part.group, run), group)
+                key = keys.pieces(part.number, part.group, run)
+                found = await _answer(server, part, lambda pipe, key=key, group=group: pipe.hmget(key, group))
             except ResponseError as e:
                 if not is_final(e):
                     raise
@@ -136,10 +142,8 @@ async def rebuild(
         count = CAREFUL_PAGE if careful else REPLAY_PAGE
         page, unreadable = await _page(server, part, lease.offset, count)
         if not page and not unreadable:
-            # This rebuild is obsolete if another owner has trimmed the entries, or if a fail-over has lost them and the
-            # offset with them: the next renewal or commit finds that and loads again.
-            token, offset = await client.hmget(part.lease_key, ["token", "offset"])
-            if token is None or (token.decode() == part.token and offset == lease.offset.encode()):
+            # A fail-over may have lost them and the offset with them: the next renewal or commit finds that.
+            if (await run_position(server, part)).offset == lease.offset:
                 log.error("%s: entries that a replay needs are gone", part.lease_key)
             break
         if careful is None or not await careful.begin_page(f"after {part.offset}"):
@@ -151,7 +155,7 @@ async def rebuild(
             part.skip_unreadable(unreadable)
         await asyncio.sleep(0)  # let other partitions run
     runs = part.finish_replay(lease.offset)
-    for run, at in (await run_positions(server, keys, runs)).items():
+    for run, at in (await run_positions(server, keys, part, runs)).items():
         if at.seq:
             part.logic.recall(run, at.seq)
 
@@ -188,10 +192,35 @@ async def give_up_state(server: Server, part: Partition, lease: Lease, reason: s
     part.finish_replay(lease.offset)
 
 
+async def _answers(server: Server, part: Partition, ask: Callable[[Any], object]) -> list[Any]:
+    """The replies to what ``ask`` adds to a pipeline, errors among them. Raises redis-py's errors, and Replaced.
+
+    The lease is read last, on the same connection: where it has the partition's token, all before is of its owner.
+    """
+    pipe = server.client.pipeline(transaction=False)
+    ask(pipe)
+    pipe.hget(part.lease_key, "token")
+    *replies, token = await pipe.execute(raise_on_error=False)
+    if isinstance(token, Exception):
+        raise token
+    if token != part.token.encode():
+        raise Replaced(f"{part.lease_key} has the token {token!r}, and not {part.token}")
+    return replies
+
+
+async def _answer(server: Server, part: Partition, ask: Callable[[Any], object]) -> Any:
+    """The one reply to what ``ask`` adds to a pipeline; otherwise as `_answers`."""
+    [reply] = await _answers(server, part, ask)
+    if isinstance(reply, Exception):
+        raise reply
+    return reply
+
+
 async def _page(server: Server, part: Partition, last: str, count: int) -> tuple[list[Entry], Unreadable | None]:
     """The next entries of a replay, and the unreadable entry that follows them, if any."""
     try:
-        return await server.client.xrange(part.stream, f"({part.offset}", last, count=count), None
+        begin = f"({part.offset}"
+        return await _answer(server, part, lambda pipe: pipe.xrange(part.stream, begin, last, count=count)), None
     except (RedisError, OSError) as e:
         if not await may_be_an_entry(server, e):
             raise
@@ -215,19 +244,22 @@ async def learn_from_logs(server: Server, keys: Keys, part: Partition, runs: Ite
             log.warning("run %s: its log cannot be read, so its open blocks are not completed: %s", run, e)
 
 
-async def run_positions(server: Server, keys: Keys, runs: Iterable[str]) -> dict[str, RunPosition]:
-    """Positions of open runs from their hashes; omits runs without a valid hash. Raises redis-py's errors.
+async def run_positions(server: Server, keys: Keys, part: Partition, runs: Iterable[str]) -> dict[str, RunPosition]:
+    """Positions of open runs of the partition from their hashes; omits runs without a valid hash. Raises redis-py's
+    errors, and Replaced.
 
     An error that may pass is raised: a run without its position would repeat numbers that its log has.
     """
     runs = list(runs)
     if not runs:
         return {}
-    pipe = server.client.pipeline(transaction=False)
-    for run in runs:
-        pipe.hmget(keys.run(run), [TURN, ATTEMPT, SEQ, STATUS])
+
+    def ask(pipe: Any) -> None:
+        for run in runs:
+            pipe.hmget(keys.run(run), [TURN, ATTEMPT, SEQ, STATUS])
+
     found: dict[str, RunPosition] = {}
-    for run, reply in zip(runs, await pipe.execute(raise_on_error=False), strict=True):
+    for run, reply in zip(runs, await _answers(server, part, ask), strict=True):
         if isinstance(reply, ResponseError) and is_final(reply):
             log.error("run %s: its hash cannot be read: %s", run, reply)
             continue
@@ -243,6 +275,6 @@ async def run_positions(server: Server, keys: Keys, runs: Iterable[str]) -> dict
 
 
 async def run_position(server: Server, part: Partition) -> Lease:
-    """The server's current position as a lease. Raises redis-py's errors."""
-    offset, watermark = await server.client.hmget(part.lease_key, ["offset", "watermark"])
+    """The server's current position as a lease. Raises redis-py's errors, and Replaced."""
+    offset, watermark = await _answer(server, part, lambda pipe: pipe.hmget(part.lease_key, ["offset", "watermark"]))
     return Lease(part.number, part.token, offset.decode(), watermark.decode())

@@ -5,6 +5,7 @@ The server's state is put back to a past one, all keys in one step, as a replica
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any, ClassVar
 
@@ -12,14 +13,14 @@ import msgspec
 import pytest
 
 from tests.contract.bus.state import everything, put_back
-from tests.contract.bus.toys import GROUP, Bench, Outputs, ToyLogic, working
+from tests.contract.bus.toys import GROUP, Bench, EndingLogic, Outputs, ToyLogic, working
 from tests.waiting import eventually
 from tokenbus.bus import scripts
 from tokenbus.bus.leases import Lease
 from tokenbus.bus.scripts import Commit
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.stage import commits
+from tokenbus.bus.stage import commits, replay
 from tokenbus.bus.stage.commits import LOST_WRITES, Commits, StageOptions
 from tokenbus.bus.stage.partition import Partition
 
@@ -83,10 +84,10 @@ async def test_a_run_that_comes_again_during_the_repair_is_not_opened_again(
     [run] = bench.runs(0, 1)
     repair = Commits.recover_rollback
 
-    async def late(self: Commits, part: Partition, lease: Lease, commit: Commit) -> None:
+    async def late(self: Commits, part: Partition, lease: Lease, commit: Commit) -> str | None:
         """The stage before writes the run's beginning again, just before the repair is committed."""
         await bench.feed(0, {run: b"+1"})
-        await repair(self, part, lease, commit)
+        return await repair(self, part, lease, commit)
 
     monkeypatch.setattr(Commits, "recover_rollback", late)
     async with working(bench.stage("a")):
@@ -163,6 +164,112 @@ async def test_input_that_was_read_and_then_lost_leaves_no_trace(bench: Bench):
     await bench.feed(0, {run: b"+2"}, {run: b"end"})
     await bench.finish("b")
     await bench.check()
+
+
+async def test_a_repair_that_a_further_fail_over_loses_is_made_again(bench: Bench):
+    affected, later, other = bench.runs(0, 3)
+    await bench.feed(0, {affected: b"+1", later: b"+1", other: b"+1"})
+    async with working(bench.stage("a")):
+        await eventually(bench.through)
+        past = await everything(bench.server, bench.keys)
+        await bench.feed(0, {affected: b"+1"})
+        await eventually(bench.through)
+        await put_back(bench.server, bench.keys, past)
+        await eventually(lambda: ended_by_loss(bench, affected))
+        await bench.feed(0, {later: b"+2"})
+        await eventually(bench.through)
+        await put_back(bench.server, bench.keys, past)  # the state before the repair, of which no offset tells
+        await eventually(lambda: ended_by_loss(bench, affected))
+        await eventually(lambda: ended_by_loss(bench, later))
+        await bench.feed(0, {affected: b"+7", other: b"end"})
+        await eventually(bench.through)
+    assert await says(bench, affected) == [("1-0", 1), ("1-1", 2), ("1-2", LOST_WRITES.code)]
+    assert await says(bench, later) == [("1-0", 1), ("1-1", 3), ("1-2", LOST_WRITES.code)]
+    assert await says(bench, other) == [("1-0", 1), ("1-1", "end")]
+
+
+@pytest.mark.parametrize("step", ["recover_rollback", "_write_owed"])
+async def test_a_fail_over_in_the_middle_of_a_repair_begins_it_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, step: str
+):
+    [run] = bench.runs(0, 1)
+    real, lost = getattr(Commits, step), list[bool]()
+    await bench.feed(0, {run: b"+1"})
+    async with working(bench.stage("a")):
+        await eventually(bench.through)
+        older = await everything(bench.server, bench.keys)
+        await bench.feed(0, {run: b"+1"})
+        await eventually(bench.through)
+        past = await everything(bench.server, bench.keys)
+        await bench.feed(0, {run: b"+1"})
+        await eventually(bench.through)
+
+        async def during(*args: Any) -> Any:
+            if not lost:
+                lost.append(True)
+                await put_back(bench.server, bench.keys, older)
+            return await real(*args)
+
+        monkeypatch.setattr(Commits, step, during)
+        await put_back(bench.server, bench.keys, past)
+        await eventually(lambda: ended_by_loss(bench, run))
+    assert await says(bench, run) == [("1-0", 1), ("1-1", 2), ("1-2", 3), ("1-3", LOST_WRITES.code)]
+
+
+async def test_an_end_of_an_unreadable_run_that_is_lost_is_written_again(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    [run] = bench.runs(0, 1)
+    await bench.feed(0, {run: b"+1"})
+    await bench.finish("a")
+    await bench.server.client.hset(bench.keys.state(0, GROUP), run, b"from another version")
+    await bench.server.client.hset(bench.keys.lease(0, GROUP), "watermark", await bench.offset(0))
+    real, past = Commits.recover_rollback, dict[bytes, bytes]()
+
+    async def noting(*args: Any) -> str | None:
+        past.update(await everything(bench.server, bench.keys))
+        return await real(*args)
+
+    async def ended() -> bool:
+        return [what for _, what in await says(bench, run)] == [1, "state_unreadable"]
+
+    monkeypatch.setattr(Commits, "recover_rollback", noting)
+    async with working(bench.stage("b", logic=EndingLogic)) as worker:
+        await eventually(ended)
+        await eventually(lambda: worker.owned == [0, 1])
+        await put_back(bench.server, bench.keys, past)  # under the same lease, before the end
+        await eventually(ended)
+
+
+async def test_a_run_is_numbered_by_the_server_that_gave_the_lease(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    [run] = bench.runs(0, 1)
+    await bench.feed(0, {run: b"+1"})
+    await bench.finish("a")
+    past, last = await everything(bench.server, bench.keys), bench.last[0]
+    await bench.feed(0, {run: b"+1"}, {run: b"+1"})
+    await bench.finish("a")
+    replaced = await everything(bench.server, bench.keys)
+    await put_back(bench.server, bench.keys, past)
+    bench.last[0] = last
+    real, asked, answered = replay.run_positions, asyncio.Event(), asyncio.Event()
+
+    async def of_the_replaced_one(*args: Any) -> Any:
+        """The first time the old master answers, which was only stopped."""
+        if asked.is_set():
+            return await real(*args)
+        asked.set()
+        present = await everything(bench.server, bench.keys)
+        await put_back(bench.server, bench.keys, replaced)
+        try:
+            return await real(*args)
+        finally:
+            await put_back(bench.server, bench.keys, present)
+            answered.set()
+
+    monkeypatch.setattr(replay, "run_positions", of_the_replaced_one)
+    async with working(bench.stage("b")):
+        await eventually(answered.is_set)
+        await bench.feed(0, {run: b"+5"}, {run: b"end"})
+        await eventually(bench.through)
+    assert await says(bench, run) == [("1-0", 1), ("1-1", 6), ("1-2", "end")]
 
 
 class Busy(ToyLogic):

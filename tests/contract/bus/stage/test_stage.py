@@ -109,7 +109,7 @@ async def test_a_replay_without_its_entries_continues_and_logs_the_loss(bench: B
     assert "entries that a replay needs are gone" in caplog.text
 
 
-async def test_a_replay_that_was_overtaken_misses_nothing(bench: Bench, caplog: pytest.LogCaptureFixture):
+async def test_a_replay_that_was_overtaken_ends(bench: Bench, caplog: pytest.LogCaptureFixture):
     [run] = bench.runs(0, 1)
     await bench.feed(0, {run: b"+1"}, {run: b"+1"})
     await bench.finish("first")
@@ -117,7 +117,8 @@ async def test_a_replay_that_was_overtaken_misses_nothing(bench: Bench, caplog: 
     before = Lease(0, "1:frozen", stands["offset"], stands["watermark"])
     await bench.server.client.xtrim(bench.keys.topic(0, "raw"), maxlen=0, approximate=False)
     part = partition.Partition(before, ToyLogic(0, bench.keys), keys=bench.keys, topic="raw", group=GROUP)
-    await replay.rebuild(bench.server, bench.keys, part, before)
+    with pytest.raises(replay.Replaced):
+        await replay.rebuild(bench.server, bench.keys, part, before)
     assert "needs are gone" not in caplog.text
 
 

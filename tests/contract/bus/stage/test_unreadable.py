@@ -68,7 +68,7 @@ def error_once(client: Any, reply: str) -> list[ResponseError]:
         async def execute(**how: Any) -> Any:
             commands = [command[0][0] for command in pipe.command_stack]
             found = await whole(**how)
-            if errors and commands and set(commands) == {"HMGET"}:
+            if errors and "HMGET" in commands:
                 return [errors.pop(), *found[1:]]
             return found
 
