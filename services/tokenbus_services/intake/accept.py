@@ -39,12 +39,13 @@ from tokenbus.errors import (
     TokenbusError,
     WireError,
 )
-from tokenbus.events.child_runs import parent_call
+from tokenbus.events.child_runs import parent_call, root_of
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import (
     PolicyPlan,
 )
 from tokenbus.events.requests import Append, Cancel, Generate, Tool, WaitDecision
+from tokenbus.events.sessions import session_run
 from tokenbus.events.waits import DecisionReply
 from tokenbus_services.intake.blob_offload import IntakeMedia
 from tokenbus_services.intake.input_policies import InputPolicies, Unjudged
@@ -310,11 +311,23 @@ class Intake:
                 if judged:
                     unknown = [*unknown, f"policies judged what goes in: {', '.join(plan.names)} (run {judged})"]
         request, policy_plan, notes = await self._prepared(request, locate_run)
-        call = self._creation.accept(request, item, policy_plan, [*unknown, *notes])
+        session = await self._session_of(run)
+        call = self._creation.accept(request, item, policy_plan, [*unknown, *notes], session=session)
         # The end of the request's entry is written after this: a replica that has it has this, too, except in a
         # Cluster, where another node has the entry.
         durable = self._server.topology == "cluster" and self._creation.level_of(request) == "replicated"
         return msgspec.structs.replace(call, durable=durable)
+
+    async def _session_of(self, run: str) -> str | None:
+        """The name of the session in whose run's tree this run is; None if it is in none, or the session is gone."""
+        of = session_run(root_of(run))
+        if of is None:
+            return None
+        key = self._keys.within(self._keys.partition_of(run)).session(of.ref)
+        name: bytes | None = await retry_until_available(
+            self._server, lambda: self._server.client.hget(key, "name"), what="look-up of a session"
+        )
+        return name.decode() if name else None
 
     async def _judged(self, sent: WaitDecision) -> WaitDecision:
         """The decision with its texts as the policies of what goes into its run released them."""

@@ -94,12 +94,21 @@ class RunCreation:
         )
 
     def accept(
-        self, request: Generate, item: QueueItem, policy_plan: PolicyPlan | None, notes: list[str]
+        self,
+        request: Generate,
+        item: QueueItem,
+        policy_plan: PolicyPlan | None,
+        notes: list[str],
+        *,
+        session: str | None = None,
     ) -> scripts.ScriptCall:
-        """The call that accepts the request. ``notes``: for the run's first event."""
+        """The call that accepts the request. ``notes``: for the run's first event. ``session``: which the run is of, if it
+        is a child run in one.
+        """
         run = run_of(request, item)
         now = self._server.clock.now_ms()
         accepted, fields = self._decided(request, run, policy_plan, notes)
+        accepted = msgspec.structs.replace(accepted, session=session)
         if request.deadline_s:
             until_ms = now + accepted.deadline_after_ms
             accepted = msgspec.structs.replace(accepted, deadline_ms=until_ms, deadline_after_ms=0)

@@ -174,6 +174,33 @@ async def test_the_childs_text_is_the_result_and_both_name_each_other(bus: Local
     assert any("You look things up." in str(body.get("system")) for body in bus.requests)
 
 
+async def test_events_of_all_runs_below_a_run_of_a_session_name_it(bus: LocalBus, client: Client) -> None:
+    session = client.session("led", tenant="acme")
+    tools = [{"name": "lead"}, {"name": "research"}]
+    await session.configure({"provider": "anthropic", "model": "top two", "tools": tools})
+    root = (await session.send("go")).fate.run
+    assert root
+    events = await events_of(client, root)
+    first, second = children(events)
+    below = children(await events_of(client, first)) + children(await events_of(client, second))
+    assert len(below) == 1
+    for run in (root, first, second, *below):
+        assert {event.session for event in await events_of(client, run)} == {"led"}
+    alone = await begun(client, bus, "asks", "research")
+    (child,) = children(await events_of(client, alone.id))
+    assert {event.session for event in await events_of(client, child)} == {None}
+
+
+async def test_a_child_of_a_sessions_run_that_is_refused_is_an_error_result(bus: LocalBus, client: Client) -> None:
+    session = client.session("broken")
+    await session.configure({"provider": "anthropic", "model": "breaks", "tools": [{"name": "broken"}]})
+    root = (await session.send("go")).fate.run
+    assert root
+    ((why, is_error),) = results(await events_of(client, root))
+    assert is_error
+    assert "nobody" in str(why)
+
+
 async def test_children_of_one_turn_run_at_once_and_children_have_children(bus: LocalBus, client: Client) -> None:
     run = await begun(client, bus, "asks two", "research")
     events = await events_of(client, run.id)

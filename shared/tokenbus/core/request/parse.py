@@ -25,6 +25,7 @@ import msgspec
 from tokenbus.core.nearest_name import nearest, unknown_name
 from tokenbus.core.request.validate import check_request
 from tokenbus.errors import Malformed, RequestInvalid, RequestTooLarge
+from tokenbus.events.child_runs import parent_call
 from tokenbus.events.requests import Append, Request, RunId
 from tokenbus.events.sessions import is_reserved
 
@@ -114,7 +115,8 @@ def rejected_run_id(fields: Mapping[bytes, bytes]) -> str | None:
         name = _name_of(_unwrap(_value(fields)))
     except (Malformed, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    return None if name.type in _NO_RUN or is_reserved(name.id or "") else name.id
+    only_given = is_reserved(name.id or "") and parent_call(name.id or "") is None
+    return None if name.type in _NO_RUN or only_given else name.id
 
 
 def rejected_append(fields: Mapping[bytes, bytes]) -> Append | None:

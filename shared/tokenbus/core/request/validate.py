@@ -138,9 +138,9 @@ def _problems(request: requests.Generate) -> Iterator[tuple[str, str]]:
         yield "prefill", "its options are for mode prefill alone"
     if request.fallback and request.on_failure == "fail":
         yield "fallback", "with on_failure 'fail' the first failure ends the run, so no fallback is ever tried"
-    if request.id and is_reserved(request.id):
-        yield "id", "ids that begin like this are those of a session's runs"
     above = parent_call(request.id or "")
+    if request.id and is_reserved(request.id) and not above:
+        yield "id", "ids that begin like this are those of a session's runs"
     if request.parent is None and above:
         yield "id", "ids that end like this are those of child runs"
     elif request.parent is not None and (above is None or above[0] != request.parent):
