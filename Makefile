@@ -4,7 +4,7 @@ INSTALLED := .venv/.installed
 RUNNABLE := .venv/.runnable
 CHECK_PYTHON := $(PYTHON) -c 'import sys; sys.exit("tokenbus needs Python 3.11 or newer: make PYTHON=python3.12 …" if sys.version_info < (3, 11) else 0)'
 
-.PHONY: setup demo up test e2e test-voice test-clients test-docker model fuzz chaos simulate-faults soak idle crowd upgrade-test release check lint types schemas docs screenshots bench simulate clean
+.PHONY: setup demo up test e2e test-integrations test-clients test-docker model fuzz chaos simulate-faults soak idle crowd upgrade-test release check lint types schemas docs screenshots bench simulate clean
 
 setup: $(INSTALLED)
 
@@ -41,24 +41,16 @@ test: setup
 e2e: setup
 	$(if $(CHAINED),TESTS_CHAINED=1) $(BIN)/python -m tests.run -n $(or $(JOBS),8) tests/e2e
 
-# Voice frameworks are large, so they have an environment of their own.
-VOICE := build/voice
-$(VOICE)/.installed: requirements/voice.lock pyproject.toml
-	@$(CHECK_PYTHON)
-	$(PYTHON) -m venv $(VOICE)
-	$(VOICE)/bin/pip install --quiet --requirement requirements/voice.lock
-	$(VOICE)/bin/pip install --quiet --no-deps --no-build-isolation --editable .
-	@touch $@
-
-test-voice: setup $(VOICE)/.installed
-	$(BIN)/pyright --pythonpath $(VOICE)/bin/python --project tests/integrations
-	$(VOICE)/bin/python -m pytest -W ignore::DeprecationWarning tests/integrations
+# The frameworks of voice agents and of workflows are large, so they have an environment of their own.
+test-integrations: setup build/integrations/.installed
+	$(BIN)/pyright --pythonpath build/integrations/bin/python --project tests/integrations
+	build/integrations/bin/python -m pytest -W ignore::DeprecationWarning tests/integrations
 
 # Agent libraries and command lines, checkers of providers and conformance suites at the gateway. KEEP=1 writes the table of
 # clients in docs/guides/gateway.md anew. Some libraries cannot use the newest SDKs yet: they have an environment of their own.
 CLIENT_SUITES := build/clients
 CLIENT_SUITES_BEFORE := build/clients-before
-$(CLIENT_SUITES)/.installed $(CLIENT_SUITES_BEFORE)/.installed: build/%/.installed: requirements/%.lock pyproject.toml
+build/%/.installed: requirements/%.lock pyproject.toml
 	@$(CHECK_PYTHON)
 	$(PYTHON) -m venv build/$*
 	build/$*/bin/pip install --quiet --requirement requirements/$*.lock

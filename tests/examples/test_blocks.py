@@ -62,7 +62,13 @@ RUN_BY_OTHERS = {
     ),
 }
 """How many blocks of a page and a language tests/clients runs, and the tests that do it."""
-UNRUNNABLE = {"docs/guides/livekit.md": (2, "test_livekit.py"), "docs/guides/pipecat.md": (2, "test_pipecat.py")}
+UNRUNNABLE = {
+    "docs/guides/livekit.md": (2, "test_livekit.py"),
+    "docs/guides/pipecat.md": (2, "test_pipecat.py"),
+    "docs/guides/temporal.md": (1, "test_workflows.py"),
+    "docs/guides/langgraph.md": (1, "test_workflows.py"),
+    "docs/guides/kafka.md": (1, "test_workflows.py"),
+}
 """Blocks that cannot run here, by page, and the file of tests/integrations that runs them."""
 UNTIL_STOPPED = "runs until stopped"
 _FENCE = re.compile(

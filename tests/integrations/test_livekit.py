@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("livekit.agents", reason="livekit-agents is not installed: make test-voice")
+pytest.importorskip("livekit.agents", reason="livekit-agents is not installed: make test-integrations")
 
 from livekit.agents import Agent, AgentSession, APIConnectOptions, APIStatusError, function_tool, llm, tts
 from livekit.agents.types import NOT_GIVEN

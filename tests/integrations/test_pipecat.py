@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("pipecat", reason="pipecat-ai is not installed: make test-voice")
+pytest.importorskip("pipecat", reason="pipecat-ai is not installed: make test-integrations")
 
 from pipecat.frames.frames import (
     BotStartedSpeakingFrame,
