@@ -299,14 +299,14 @@ class EffectWriter:
 
     def _list_ended(self, s: RunState, commit: Commit) -> None:
         """List the run as ended, and nothing as waited for."""
-        for wait in (p.wait for p in s.calls if p.wait):
-            commit.unwait(self._keys.run(s.run), self._waiting(s), run=s.run, wait=wait.name)
         open_runs, ended_runs, *of_tenant = self._indexes(s)
+        waiting, tenants_waiting = self._waiting(s)
         commit.end_run(
             self._keys.run(s.run),
             open_runs,
             ended_runs,
-            of_tenant=(of_tenant[0], of_tenant[1]),
+            waiting,
+            of_tenant=(of_tenant[0], of_tenant[1], tenants_waiting),
             run=s.run,
             keep_ms=self._lifetimes.ended_ms,
         )

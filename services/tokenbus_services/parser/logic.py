@@ -14,6 +14,7 @@ from tokenbus.bus.run_record import JUDGING, SEQ, RunLifetimes
 from tokenbus.bus.scripts import Arg, Commit
 from tokenbus.bus.scripts.runs.away import AwayRun
 from tokenbus.bus.stage.logic import RunPosition, StageLogic
+from tokenbus.core.request.bounds import tenant_of
 from tokenbus.core.run.attempts import AttemptReport
 from tokenbus.core.run.blocks.block_table import BlockTable, OpenBlocks
 from tokenbus.core.run.checkpoint import Checkpoints, Snapshot
@@ -143,7 +144,8 @@ class ParserLogic(StageLogic):
                 except Exception as e:  # written by another version, for example
                     log.error("run_unreadable", run=run, problem=f"{type(e).__name__}: {e}")
                     error = ErrorInfo(code="state_unreadable", kind="internal", message=UNREADABLE)
-                    self.fail_unreadable(run, error, RunPosition(event.turn, event.attempt, event.seq))
+                    at = RunPosition(event.turn, event.attempt, event.seq, tenant=event.tenant)
+                    self.fail_unreadable(run, error, at)
                 self.returned.add(run)
             case _:
                 return isinstance(event, PutBack)
@@ -152,9 +154,11 @@ class ParserLogic(StageLogic):
     def put_away(self, run: str, at_ms: int) -> AwayRun:
         """What is stored of this run, which rests."""
         s = self._runs[run].state
-        back = encode(EventFrame(0, CONTROL_ATTEMPT, at_ms, [PutBack(self.snapshot(run), s.turn, s.attempt, s.seq)]))
+        tenant = tenant_of(s.accepted.metadata)
+        back = PutBack(self.snapshot(run), s.turn, s.attempt, s.seq, tenant)
+        frame = encode(EventFrame(0, CONTROL_ATTEMPT, at_ms, [back]))
         children = [self._keys.run(child) for child in children_of(s)]
-        return AwayRun(self._keys.run(run), run, back, looked_at_again_ms(s, at_ms), children)
+        return AwayRun(self._keys.run(run), run, frame, looked_at_again_ms(s, at_ms), children)
 
     def fail(self, run: str, error: ErrorInfo) -> None:
         self._checkpoints.pop(run, None)
@@ -186,7 +190,15 @@ class ParserLogic(StageLogic):
         self._runs.pop(run, None)
         self._checkpoints.pop(run, None)
         turn, attempt = position.turn, max(1, position.attempt)
-        nothing = Accepted(provider="", model="", on_failure="fail", max_tool_depth=0, rules=RunLimits(), tools=[])
+        nothing = Accepted(
+            provider="",
+            model="",
+            on_failure="fail",
+            max_tool_depth=0,
+            rules=RunLimits(),
+            tools=[],
+            metadata={"tenant": position.tenant} if position.tenant else None,
+        )
         blocks = BlockTable(turn, attempt, 0, 0)
         if open_blocks := self._open_blocks.pop(run, None):
             blocks.open = open_blocks.by_number

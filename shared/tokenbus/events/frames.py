@@ -526,6 +526,8 @@ class PutBack(msgspec.Struct, frozen=True, array_like=True, tag="back"):
     attempt: int
     seq: int
     """With which the run ends if no one can read its state."""
+    tenant: str = ""
+    """As ``seq``."""
 
 
 ControlEvent = (

@@ -40,8 +40,10 @@ class Listed:
         lease, events = keys.lease(partition, "parser"), keys.topic(partition, "events")
         commit = Commit(lease, events)
         commit.put(keys.run(run), "status", status, *fields)
-        places = (keys.open_runs(partition), keys.ended_runs(partition))
-        commit.end_run(keys.run(run), *places, of_tenant=self._of_tenant(run), run=run, keep_ms=keep_ms)
+        places = (keys.open_runs(partition), keys.ended_runs(partition), keys.waiting(partition))
+        of_tenant = self._of_tenant(run)
+        tenants = (*of_tenant, keys.waiting(partition, self._tenants[run])) if of_tenant else None
+        commit.end_run(keys.run(run), *places, of_tenant=tenants, run=run, keep_ms=keep_ms)
         commit.expire(keys.run(run), keep_ms)
         call = commit_call(commit, entries=0, size=0)
         assert (await run_script(self.server, call))[0] == b"ok"

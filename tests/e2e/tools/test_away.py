@@ -8,12 +8,13 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing
 from typing import Any
 
+import msgspec
 import pytest
 import redis.asyncio as redis
 
 from tests.waiting import eventually
 from tokenbus import Client, Run
-from tokenbus.events.frames import CONTROL_ATTEMPT, EventFrame, PutBack, encode
+from tokenbus.events.frames import PutBack, decode_events, encode
 from tokenbus.events.public import BlockComplete, Cancelled, ChildEnded, Completed, PublicEvent, RunFailedEvent
 from tokenbus.testing import LocalBus
 from tokenbus_services.mock_provider import Reply, ToolCall
@@ -105,16 +106,34 @@ async def is_nothing(server: Any) -> bool:
 
 
 async def test_a_run_whose_state_cannot_be_read_ends(bus: LocalBus, client: Client, server: Any) -> None:
-    run = await client.publish(bus.request("show", tools=[{"name": "show"}]))
+    tenant = {"tenant": "acme"}
+    run = await client.publish(bus.request("show", tools=[{"name": "show"}], metadata=tenant))
     key = await key_of(server, run.id)
     await eventually(lambda: is_nothing(server))
-    turn, attempt, seq = (int(number or 0) for number in await server.hmget(key, "turn", "attempt", "seq"))
-    unreadable = EventFrame(0, CONTROL_ATTEMPT, 1, [PutBack(b"\xc1", turn, attempt, seq)])
+    assert len(await listed(server, run)) == 5, "as open, as waited for, each for the tenant too, and as put away"
+    frame = decode_events(await server.hget(key, "away"))
+    (back,) = frame.events
+    assert isinstance(back, PutBack)
+    unreadable = msgspec.structs.replace(frame, events=[msgspec.structs.replace(back, state=b"\xc1")])
     await server.hset(key, "away", encode(unreadable))
     await client.cancel(run)
     end = await last_of(run)
     assert isinstance(end, RunFailedEvent)
     assert end.error.code == "state_unreadable"
+    indexes = await eventually(lambda: ended_only(server, run))
+    assert sorted(index.rpartition(":index:")[2] for index in indexes) == ["ended", "ended:acme"]
+
+
+async def ended_only(server: Any, run: Run) -> list[str]:
+    """The indexes with the run, once its place as a run that is put away is cleared up."""
+    found = await listed(server, run)
+    return [] if any(index.endswith(":away") for index in found) else found
+
+
+async def listed(server: Any, run: Run) -> list[str]:
+    """The indexes that have the run, or something that it waits for."""
+    indexes = {key.decode(): await server.zrange(key, 0, -1) async for key in server.scan_iter("*:index:*")}
+    return [i for i, members in indexes.items() if any(m.decode().partition("/")[0] == run.id for m in members)]
 
 
 async def test_its_session_reaches_it(bus: LocalBus, client: Client, server: Any) -> None:

@@ -69,8 +69,8 @@ SET = Operation("h", counts_more=True)  # fields
 DELETE = Operation("u")  # field
 EXPIRE = Operation("e")  # milliseconds
 CLOSE_ATTEMPT = Operation("c", 7, keys=slice(1, 4))  # attempt; raw, lease, control; run, lost, control frame
-END_RUN = Operation("z", 6, keys=slice(0, 4))
-# open runs, ended runs, those of the run's tenant (or the same again); run, milliseconds
+END_RUN = Operation("z", 8, keys=slice(0, 6))
+# open runs, ended runs, waits, those of the run's tenant (or the same again); run, milliseconds
 ARRIVED = Operation("l")  # bytes
 VOID = Operation("v", 3, keys=slice(0, 1))  # input; run, state
 END_SESSION_RUN = Operation("f", 23, keys=slice(0, 18))
@@ -265,17 +265,18 @@ class Commit:
         run_key: str,
         open_runs: str,
         ended_runs: str,
+        waiting: str,
         *,
-        of_tenant: tuple[str, str] | None = None,
+        of_tenant: tuple[str, str, str] | None = None,
         run: str,
         keep_ms: int,
     ) -> None:
-        """Write the time of the run's end to its hash, and move the run from the index of open runs to that of ended
-        ones. Runs that ended more than ``keep_ms`` ago are removed from the latter. The same for ``of_tenant``, the
-        indexes of its tenant.
+        """Write the time of the run's end to its hash, close its waits, and move the run from the index of open runs to
+        that of ended ones. Runs that ended more than ``keep_ms`` ago are removed from the latter. The same for
+        ``of_tenant``, the indexes of its tenant.
         """
-        names = (open_runs, ended_runs, *(of_tenant or (open_runs, ended_runs)))
-        places = [self._key(name, "?") for name in names]
+        names = (open_runs, ended_runs, waiting)
+        places = [self._key(name, "?") for name in (*names, *(of_tenant or names))]
         self._ops += (END_RUN.letter, self._key(run_key, "H"), *places, run, keep_ms)
 
     def end_session_run(
@@ -332,7 +333,7 @@ class Commit:
         self._ops += (WAIT.letter, self._key(run_key, "H"), *places, run, wait, record, since_ms, keep_ms)
 
     def unwait(self, run_key: str, indexes: tuple[str, str], *, run: str, wait: str) -> None:
-        """Close a wait that nobody decided, if it is open."""
+        """Close a wait of the run, which goes on, if it is open."""
         places = [self._key(index, "?") for index in indexes]
         self._ops += (UNWAIT.letter, self._key(run_key, "H"), *places, run, wait)
 

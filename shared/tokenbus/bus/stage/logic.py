@@ -19,6 +19,7 @@ class RunPosition(msgspec.Struct, frozen=True):
     attempt: int
     seq: int
     over: bool = False
+    tenant: str = ""
 
 
 class Snapshot(Protocol):

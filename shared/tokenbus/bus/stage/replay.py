@@ -20,7 +20,7 @@ from redis.exceptions import RedisError, ResponseError
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import DATA_FIELD, Keys
 from tokenbus.bus.leases import Lease
-from tokenbus.bus.run_record import ATTEMPT, ENDED, SEQ, STATUS, TURN, status_of
+from tokenbus.bus.run_record import ATTEMPT, ENDED, SEQ, STATUS, TENANT, TURN, status_of
 from tokenbus.bus.server.error_replies import is_final
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
@@ -256,7 +256,7 @@ async def run_positions(server: Server, keys: Keys, part: Partition, runs: Itera
 
     def ask(pipe: Any) -> None:
         for run in runs:
-            pipe.hmget(keys.run(run), [TURN, ATTEMPT, SEQ, STATUS])
+            pipe.hmget(keys.run(run), [TURN, ATTEMPT, SEQ, STATUS, TENANT])
 
     found: dict[str, RunPosition] = {}
     for run, reply in zip(runs, await _answers(server, part, ask), strict=True):
@@ -268,7 +268,8 @@ async def run_positions(server: Server, keys: Keys, part: Partition, runs: Itera
         try:
             if any(reply):
                 turn, attempt, seq = (int(number or 0) for number in reply[:3])
-                found[run] = RunPosition(turn, attempt, seq, over=status_of(reply[3]) in ENDED)
+                tenant = (reply[4] or b"").decode(errors="replace")
+                found[run] = RunPosition(turn, attempt, seq, status_of(reply[3]) in ENDED, tenant)
         except ValueError:
             log.error("run %s: its hash does not look like a run's: %s", run, reply)
     return found

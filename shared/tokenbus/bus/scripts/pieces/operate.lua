@@ -59,13 +59,20 @@ local function operate(i, final, base, alien, most, now, lags, added)
       end
       i = i + 9
     elseif op == END_RUN then
-      local open, ended, tenants_open, tenants_ended, run, keep = unpack(ARGV, i + 2, i + 7)
-      if ours then redis.call('HSET', key, 'ended', now) end
+      local open, ended, waiting, tenants_open, tenants_ended, tenants_waiting, run, keep = unpack(ARGV, i + 2, i + 9)
+      if ours then
+        redis.call('HSET', key, 'ended', now)
+        -- What the hash says is waited for, whatever the parser knows of it.
+        local names = redis.call('HGET', key, 'waits') or ''
+        for wait in string.gmatch(names, '%S+') do
+          close_wait(key, {KEYS[base + waiting], KEYS[base + tenants_waiting]}, run, wait)
+        end
+      end
       index_ended(KEYS[base + open], KEYS[base + ended], run, tonumber(keep), now)
       if tenants_open ~= open then
         index_ended(KEYS[base + tenants_open], KEYS[base + tenants_ended], run, tonumber(keep), now)
       end
-      i = i + 8
+      i = i + 10
     elseif op == VOID then
       local till = redis.call('XREVRANGE', KEYS[base + ARGV[i + 2]], '+', '-', 'COUNT', 1)[1]
       till = till and till[1] or '0-0'
