@@ -14,6 +14,9 @@ import redis.asyncio as redis
 
 from tests.waiting import eventually
 from tokenbus import Client, Run
+from tokenbus.bus.erase import erase_runs
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server.server import Server
 from tokenbus.events.frames import PutBack, decode_events, encode
 from tokenbus.events.public import BlockComplete, Cancelled, ChildEnded, Completed, PublicEvent, RunFailedEvent
 from tokenbus.testing import LocalBus
@@ -110,7 +113,7 @@ async def test_a_run_whose_state_cannot_be_read_ends(bus: LocalBus, client: Clie
     run = await client.publish(bus.request("show", tools=[{"name": "show"}], metadata=tenant))
     key = await key_of(server, run.id)
     await eventually(lambda: is_nothing(server))
-    assert len(await listed(server, run)) == 5, "as open, as waited for, each for the tenant too, and as put away"
+    assert len(await listed(server, run.id)) == 5, "as open, as waited for, each for the tenant too, and as put away"
     frame = decode_events(await server.hget(key, "away"))
     (back,) = frame.events
     assert isinstance(back, PutBack)
@@ -120,20 +123,20 @@ async def test_a_run_whose_state_cannot_be_read_ends(bus: LocalBus, client: Clie
     end = await last_of(run)
     assert isinstance(end, RunFailedEvent)
     assert end.error.code == "state_unreadable"
-    indexes = await eventually(lambda: ended_only(server, run))
+    indexes = await eventually(lambda: ended_only(server, run.id))
     assert sorted(index.rpartition(":index:")[2] for index in indexes) == ["ended", "ended:acme"]
 
 
-async def ended_only(server: Any, run: Run) -> list[str]:
+async def ended_only(server: Any, run: str) -> list[str]:
     """The indexes with the run, once its place as a run that is put away is cleared up."""
     found = await listed(server, run)
     return [] if any(index.endswith(":away") for index in found) else found
 
 
-async def listed(server: Any, run: Run) -> list[str]:
+async def listed(server: Any, run: str) -> list[str]:
     """The indexes that have the run, or something that it waits for."""
     indexes = {key.decode(): await server.zrange(key, 0, -1) async for key in server.scan_iter("*:index:*")}
-    return [i for i, members in indexes.items() if any(m.decode().partition("/")[0] == run.id for m in members)]
+    return [i for i, members in indexes.items() if any(m.decode().partition("/")[0] == run for m in members)]
 
 
 async def test_its_session_reaches_it(bus: LocalBus, client: Client, server: Any) -> None:
@@ -147,6 +150,46 @@ async def test_its_session_reaches_it(bus: LocalBus, client: Client, server: Any
     await session.interrupt()
     async with aclosing(client.follow(run)) as events:
         assert isinstance([event async for event in events][-1], Cancelled)
+
+
+async def test_a_deleted_session_takes_its_run_along(bus: LocalBus, client: Client, server: Any) -> None:
+    session = client.session("deleted")
+    await session.configure({"provider": "anthropic", "model": "show", "tools": [{"name": "show"}]})
+    run = (await session.send("Show it.")).fate.run
+    assert run
+    await key_of(server, run)
+    await eventually(lambda: is_nothing(server))
+    await session.delete()
+    await eventually(lambda: is_gone(server, run))
+
+
+async def test_an_erasure_leaves_a_run_that_is_away_until_it_was_cancelled(
+    bus: LocalBus, client: Client, server: Any
+) -> None:
+    run = await client.publish(bus.request("helper", tools=[{"name": "helper"}]))
+    tree = {run.id, f"{run.id}~0"}
+    await key_of(server, f"{run.id}~0")
+    key = await key_of(server, run.id)
+    async with Server(bus.url) as of_bus:
+        keys = Keys("tokenbus", 8)
+        assert (await erase_runs(of_bus, keys, [run.id])).open == [run.id]
+        assert await server.hexists(key, "away")
+        await client.cancel(run)
+        assert isinstance(await last_of(run), Cancelled)
+        await eventually(lambda: ended_only(server, run.id))
+        assert set((await erase_runs(of_bus, keys, [run.id])).runs) == tree
+    for each in tree:
+        assert await left_of(server, each) == []
+
+
+async def is_gone(server: Any, run: str) -> bool:
+    return await left_of(server, run) == []
+
+
+async def left_of(server: Any, run: str) -> list[str]:
+    """The keys and indexes that have the run."""
+    keys = [key.decode() async for key in server.scan_iter(f"*:run:{run}")]
+    return [*keys, *[key.decode() async for key in server.scan_iter(f"*:log:{run}")], *await listed(server, run)]
 
 
 async def test_a_parent_is_back_when_its_child_has_ended(bus: LocalBus, client: Client, server: Any) -> None:

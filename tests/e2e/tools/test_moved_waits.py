@@ -1,4 +1,6 @@
-"""Runs that wait while the number of partitions changes, and while the server fails over: each goes on, once."""
+"""Runs that wait, put away or not, while the number of partitions changes, and while the server fails over: each goes
+on, once.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import pytest
 
 from tests.e2e import judge
 from tests.e2e.conftest import Send, sender
-from tests.e2e.fleet import WITH_TOOLS, ended, fleet
+from tests.e2e.fleet import WITH_TOOLS, are_away, ended, fleet
 from tests.servers import sentinel_group
 from tests.services.cli.process import run as command
 from tests.waiting import eventually
@@ -87,8 +89,9 @@ def check(notes: Path, runs: Sequence[str], logs: Any) -> None:
         assert not of_client(n) or result["content"] == f'{{"city":"{run}"}}'
 
 
+@pytest.mark.parametrize("away", [False, True], ids=["in memory", "put away"])
 async def test_runs_that_wait_stay_where_they_are_while_the_partitions_change(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, *, away: bool
 ) -> None:
     notes = tmp_path / "notes"
     notes.touch()
@@ -102,6 +105,8 @@ async def test_runs_that_wait_stay_where_they_are_while_the_partitions_change(
         for run in before:
             await send(run, id=run, tools=TOOLS)
         await eventually(lambda: all_wait(bus, before), timeout=60)
+        if away:
+            await eventually(lambda: are_away(server, keys, before), timeout=60)
         changed = await command("repartition", "11", TOKENBUS_CONFIG=str(tmp_path / "tokenbus.toml"))
         assert changed.code == 0, changed.error
         for run in after:
@@ -124,11 +129,12 @@ def _request(run: str) -> dict[str, Any]:
 
 
 @pytest.mark.leaves_pending
-async def test_runs_that_wait_are_decided_after_a_fail_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("when", ["in memory", "put away", "put away, which is lost"])
+async def test_runs_that_wait_are_decided_after_a_fail_over(tmp_path: Path, when: str) -> None:
     notes, keys = tmp_path / "notes", Keys(prefix="waits", partitions=4)
     notes.touch()
     runs = [f"run{n}" for n in range(RUNS)]
-    with sentinel_group(tmp_path, down_after_ms=2000) as group:
+    with sentinel_group(tmp_path, down_after_ms=5000) as group:
         async with (
             MockProvider([says(notes, run) for run in runs]) as provider,
             fleet(tmp_path, group.url, keys, provider.url, WITH_TOOLS, SETTINGS),
@@ -139,8 +145,13 @@ async def test_runs_that_wait_are_decided_after_a_fail_over(tmp_path: Path) -> N
             for run in runs:
                 await send(run, id=run, tools=TOOLS)
             await eventually(lambda: all_wait(bus, runs), timeout=60)
+            if when == "put away":
+                await eventually(lambda: are_away(server, keys, runs), timeout=60)
             await server.client.set("waited-for", 1)
             assert await server.client.wait(1, 0) >= 1, "a replica has all of it"
+            if "lost" in when:
+                await asyncio.to_thread(group.part)
+                await eventually(lambda: are_away(server, keys, runs), timeout=40)
             await asyncio.to_thread(group.master.stop)
             await eventually(lambda: all_wait(bus, runs), timeout=60)
             await decided(bus, runs)
