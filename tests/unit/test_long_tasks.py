@@ -73,7 +73,7 @@ UNWATCHED = {
     "tokenbus_services/gateway/routes/sockets/chat_socket.py:ChatSocket._read": REQUEST,
     "tokenbus_services/gateway/routes/sockets/response_socket.py:ResponseSocket.serve": REQUEST,
     "tokenbus_services/gateway/routes/sockets/response_socket.py:ResponseSocket._read": REQUEST,
-    "tokenbus_services/gateway/routes/native.py:live_lines": REQUEST,
+    "tokenbus_services/gateway/routes/native.py:_live_lines": REQUEST,
     "tokenbus_services/gateway/runs.py:GatewayRuns.later": STEP,
     "tokenbus_services/webhooks/receiver.py:Receiver._start": "of one try, which has a timeout",
     "tokenbus_services/executor/processes.py:Executors._fork": "it connects a socket pair, which needs nobody else",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -19,10 +18,9 @@ from tokenbus_services.console.access.hiding import hidden_of_session, session_r
 from tokenbus_services.console.access.session import PATH, Viewer
 from tokenbus_services.console.http import SURFACE, Desk, body_of, json
 from tokenbus_services.console.routes.runs import broken_line, event_lines
-from tokenbus_services.gateway.answers import asgi
 from tokenbus_services.gateway.problem import invalid
-from tokenbus_services.gateway.routes.native import live_lines
-from tokenbus_services.gateway.routes.run_list import MOST_READS, age_in, position_in, position_text
+from tokenbus_services.gateway.routes.native import live_stream
+from tokenbus_services.gateway.routes.run_list import ListPage, age_in, position_in
 
 PAGE = 50
 NOBODY = "console"
@@ -59,18 +57,11 @@ class _SessionRoutes:
         listed = list_sessions(
             self._desk.gateway.runs.deployment, wanted, after=position_in(query.get("after") or None)
         )
-        found: list[dict[str, Any]] = []
-        reads, more = 0, None
-        async with aclosing(listed):
-            async for place, info in listed:
-                if info is None:
-                    reads += 1
-                elif content or all(word in info.session.casefold() for word in words):
-                    found.append(session_row(info, content=content))
-                if len(found) == PAGE or reads == MOST_READS:
-                    more = position_text(place)
-                    break
-        return json({"sessions": found, "next": more, "now": self._desk.gateway.runs.server.clock.now_ms()})
+        page = ListPage[dict[str, Any]](PAGE)
+        async for info in page.of(listed):
+            if content or all(word in info.session.casefold() for word in words):
+                page.found.append(session_row(info, content=content))
+        return json({"sessions": page.found, "next": page.next, "now": self._desk.gateway.runs.server.clock.now_ms()})
 
     async def one(self, request: Request, viewer: Viewer) -> Response:
         """What the session is now, and what it began with."""
@@ -93,15 +84,13 @@ class _SessionRoutes:
         if content and after is None:
             self._desk.log("read", viewer, session=name)
         steps = await self._door.follow(caller, name, after=after, live=True, tenant=tenant)
-        times = self._desk.gateway.times
-
-        async def check() -> None:
-            await self._desk.viewer(request, "see_runs")
-
-        lines = live_lines(
-            steps, lambda step: _lines(step, content=content), keep_alive_s=times.keep_alive_s, check=check
+        return live_stream(
+            self._desk.gateway.times,
+            steps,
+            lambda step: _lines(step, content=content),
+            check=lambda: self._desk.viewer(request, "see_runs"),
+            broken=broken_line,
         )
-        return asgi.EventStream(lines, broken=broken_line, send_timeout_s=times.send_timeout_s)
 
     async def append(self, request: Request, viewer: Viewer) -> Response:
         """Say something, interrupt the answer, or take back what waits; under the viewer's own name."""

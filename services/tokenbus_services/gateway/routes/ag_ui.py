@@ -21,7 +21,7 @@ from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.known_answers import session_named
 from tokenbus_services.gateway.problem import Problem, Refusal
-from tokenbus_services.gateway.routes.session_routes import surface_routes
+from tokenbus_services.gateway.routes.routing import surface_routes
 from tokenbus_services.gateway.runs import not_found
 from tokenbus_services.gateway.session_answers import Conversations, SessionAnswer, Told
 from tokenbus_services.gateway.surfaces.ag_ui import AgUiSurface

@@ -19,7 +19,7 @@ from starlette.websockets import WebSocket
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.http_request import headers_in
 from tokenbus_services.gateway.routes.chats import STOPPED, Chats
-from tokenbus_services.gateway.routes.session_routes import surface_routes
+from tokenbus_services.gateway.routes.routing import surface_routes
 from tokenbus_services.gateway.routes.sockets.chat_socket import ChatSocket
 from tokenbus_services.gateway.surfaces.contract import GatewayRequest
 

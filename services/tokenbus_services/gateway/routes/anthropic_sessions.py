@@ -35,14 +35,13 @@ from tokenbus.events.requests import (
 )
 from tokenbus.events.sessions import session_ref, session_run
 from tokenbus_services.gateway import idempotency
-from tokenbus_services.gateway.answers import asgi
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway, Handler
 from tokenbus_services.gateway.parked import decision_of
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid
-from tokenbus_services.gateway.routes.native import live_lines
-from tokenbus_services.gateway.routes.routing import HeaderRoute
-from tokenbus_services.gateway.routes.run_list import MOST_READS, limit_in, position_in, position_text
+from tokenbus_services.gateway.routes.native import live_stream
+from tokenbus_services.gateway.routes.routing import HeaderRoute, json_answer
+from tokenbus_services.gateway.routes.run_list import ListPage, limit_in, position_in
 from tokenbus_services.gateway.surfaces.anthropic_messages import AnthropicMessagesSurface, sessions
 from tokenbus_services.gateway.surfaces.anthropic_messages.session_events import PREVIEWS, SessionEvents
 from tokenbus_services.gateway.surfaces.contract import GatewayRequest, GivenAnswer, encode_line
@@ -99,19 +98,19 @@ class _Sessions:
         agent = sessions.AGENT + secrets.token_hex(12)
         config = sessions.read_agent(asked, caller.rules, body, agent)
         await self._door.append(caller, self.surface.name, agent, config)
-        return _json(await self._agent(caller, agent))
+        return json_answer(await self._agent(caller, agent))
 
     async def agent(self, request: Request) -> Response:
         """One of them."""
         caller = await self._gateway.caller(request, self.surface)
-        return _json(await self._agent(caller, request.path_params["id"]))
+        return json_answer(await self._agent(caller, request.path_params["id"]))
 
     async def archive_agent(self, request: Request) -> Response:
         """No session begins with it any more."""
         caller = await self._gateway.caller(request, self.surface)
         agent = request.path_params["id"]
         await self._archive(caller, agent, await self._config_of_agent(caller, agent))
-        return _json(await self._agent(caller, agent))
+        return json_answer(await self._agent(caller, agent))
 
     async def _archive(self, caller: Caller, name: str, config: Configure) -> None:
         note = sessions.note_of(config)
@@ -135,7 +134,7 @@ class _Sessions:
             body.hint(field, {}, "organization")
         body.end()
         encoded = urlsafe_b64encode(name.encode()).decode().rstrip("=")
-        return _json(sessions.environment_shown(name, sessions.ENVIRONMENT + encoded))
+        return json_answer(sessions.environment_shown(name, sessions.ENVIRONMENT + encoded))
 
     async def environment(self, request: Request) -> Response:
         """What its id says."""
@@ -146,7 +145,7 @@ class _Sessions:
             name = urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)).decode()
         except (binascii.Error, ValueError):
             raise _not_found("environment", environment) from None
-        return _json(sessions.environment_shown(name, environment))
+        return json_answer(sessions.environment_shown(name, environment))
 
     async def _agent(self, caller: Caller, agent: str) -> Json:
         config = await self._config_of_agent(caller, agent)
@@ -177,7 +176,7 @@ class _Sessions:
         for item in first:
             assert not isinstance(item, GivenAnswer)
             await self._door.append(caller, self.surface.name, name, item, append=_new_event())
-        return _json(await self._session(caller, name))
+        return json_answer(await self._session(caller, name))
 
     async def _asked_agent(self, caller: Caller, asked: GatewayRequest, body: Fields) -> Configure:
         given = body.take("agent")
@@ -199,7 +198,7 @@ class _Sessions:
     async def one(self, request: Request) -> Response:
         """One of them."""
         caller = await self._gateway.caller(request, self.surface)
-        return _json(await self._session(caller, request.path_params["id"]))
+        return json_answer(await self._session(caller, request.path_params["id"]))
 
     async def all(self, request: Request) -> Response:
         """Those of the tenant that clients of this API made."""
@@ -211,7 +210,7 @@ class _Sessions:
         name = request.path_params["id"]
         config = sessions.changed(await self._open(caller, name), body)
         await self._door.append(caller, self.surface.name, name, config)
-        return _json(await self._session(caller, name))
+        return json_answer(await self._session(caller, name))
 
     async def archive(self, request: Request) -> Response:
         """Let nobody write to it any more."""
@@ -221,7 +220,7 @@ class _Sessions:
         if (await self._door.info(caller, name)).run:
             raise invalid("session", "it is running: interrupt it, or wait until it is idle")
         await self._archive(caller, name, config)
-        return _json(await self._session(caller, name))
+        return json_answer(await self._session(caller, name))
 
     async def _open(self, caller: Caller, name: str) -> Configure:
         """The configuration of a session that may be written to. Raises Refusal."""
@@ -236,7 +235,7 @@ class _Sessions:
         name = request.path_params["id"]
         await self._door.info(caller, name)
         await self._door.append(caller, self.surface.name, name, Delete())
-        return _json({"id": name, "type": "session_deleted"})
+        return json_answer({"id": name, "type": "session_deleted"})
 
     async def _session(self, caller: Caller, name: str) -> Json:
         config = await self._door.configuration(caller, name)
@@ -255,22 +254,13 @@ class _Sessions:
         if archived not in ("true", "false"):
             raise invalid("include_archived", "must be true or false")
         after = position_in(request.query_params.get("page"))
-        found: list[Json] = []
-        pages, more = 0, None
-        listed = list_sessions(self._gateway.runs.deployment, wanted, after=after, limit=limit)
-        async with aclosing(listed):
-            async for place, info in listed:
-                if info is None:
-                    pages += 1
-                else:
-                    config = await self._door.configuration(caller, info.session)
-                    show = sessions.agent_shown if kind == "agent" else sessions.session_shown
-                    if archived == "true" or sessions.note_of(config).archived_ms is None:
-                        found.append(show(info, config))
-                if len(found) == limit or pages == MOST_READS:
-                    more = position_text(place)
-                    break
-        return _json({"data": found, "next_page": more})
+        show = sessions.agent_shown if kind == "agent" else sessions.session_shown
+        page = ListPage[Json](limit)
+        async for info in page.of(list_sessions(self._gateway.runs.deployment, wanted, after=after, limit=limit)):
+            config = await self._door.configuration(caller, info.session)
+            if archived == "true" or sessions.note_of(config).archived_ms is None:
+                page.found.append(show(info, config))
+        return json_answer({"data": page.found, "next_page": page.next})
 
     # --- events ---------------------------------------------------------------------------------------------------
 
@@ -297,7 +287,7 @@ class _Sessions:
             if receipt.fate.state == "returned" and receipt.fate.reason != "nothing_open":
                 raise _returned(f"events[{n}]", str(receipt.fate.reason), receipt.fate.problem)
             sent += sessions.sent_shown(item, event)
-        return _json({"data": sent}, headers)
+        return json_answer({"data": sent}, headers=headers)
 
     async def _decisions(
         self, caller: Caller, name: str, items: list[SessionMessage | Interrupt | GivenAnswer]
@@ -396,7 +386,7 @@ class _Sessions:
         if order == "desc":
             found.reverse()
         more = str(first + count) if len(found) > first + count else None
-        return _json({"data": found[first : first + count], "next_page": more})
+        return json_answer({"data": found[first : first + count], "next_page": more})
 
     async def stream(self, request: Request) -> Any:
         """The events from now on."""
@@ -414,23 +404,19 @@ class _Sessions:
             if event.seq <= now.run_seq:  # what was told before: later events name its calls
                 fold.feed(event)
         await self._parked(fold)
-        times = self._gateway.times
-
-        async def check() -> None:
-            await self._gateway.caller(request, self.surface)
 
         async def shown() -> AsyncGenerator[list[Json]]:
             async with aclosing(_until_deleted(steps)) as read:
                 async for step in read:
                     yield [_DELETED] if step is None else [*fold.feed(step.event), *await self._parked(fold)]
 
-        lines = live_lines(
+        return live_stream(
+            self._gateway.times,
             shown(),
             lambda found: b"".join(map(_frame, found)),
-            keep_alive_s=times.keep_alive_s,
-            check=check,
+            check=lambda: self._gateway.caller(request, self.surface),
+            broken=_broken,
         )
-        return asgi.EventStream(lines, broken=_broken, send_timeout_s=times.send_timeout_s)
 
     async def _parked(self, fold: SessionEvents) -> list[Json]:
         """What the session tells of a run that does nothing but wait."""
@@ -524,8 +510,3 @@ def _returned(param: str, reason: str, problem: str | None) -> Refusal:
     why = "too many messages of this session wait" if full else f"it was returned: {reason}"
     kind = "rate_limit" if full else "invalid_request"
     return Refusal(Problem(status=429 if full else 409, code=reason, message=why, kind=kind, param=param))
-
-
-def _json(value: object, headers: dict[str, str] | None = None) -> Response:
-    sent = {"x-content-type-options": "nosniff", **(headers or {})}
-    return Response(msgspec.json.encode(value), 200, sent, media_type="application/json")

@@ -33,12 +33,13 @@ from tokenbus.client.rerun import MAX_AGAIN, How
 from tokenbus.errors import ServerError
 from tokenbus.events.public import TERMINAL, PublicEvent
 from tokenbus_services.gateway.answers import asgi
+from tokenbus_services.gateway.answers.answer import AnswerTimes
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway, Handler
 from tokenbus_services.gateway.http_request import headers_in
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid
+from tokenbus_services.gateway.routes.routing import answered, awaited, rejoined, surface_routes
 from tokenbus_services.gateway.routes.run_list import RunQuery, flag_in, page_of
-from tokenbus_services.gateway.routes.session_routes import awaited, rejoined, surface_routes
 from tokenbus_services.gateway.runs import not_found
 from tokenbus_services.gateway.surfaces.contract import Answer, WholeAnswer
 from tokenbus_services.gateway.surfaces.fields import Fields, is_whole, json_body
@@ -81,7 +82,7 @@ class _NativeRoutes:
         caller = await self._gateway.caller(request, self.surface)
         query = RunQuery.of(request.query_params.multi_items())
         page = await page_of(self._gateway.runs.deployment, query, caller)
-        return _sent(Answer(status=200, body=msgspec.json.encode(page)))
+        return answered(Answer(status=200, body=msgspec.json.encode(page)))
 
     async def whole(self, request: Request) -> Any:
         """The output so far, or once the run has ended."""
@@ -90,8 +91,8 @@ class _NativeRoutes:
             return awaited(self._gateway, self.surface, run, lambda first: _Whole())
         events = await self._gateway.runs.stored(run)
         if not events:  # published, and not accepted yet
-            return _sent(Answer(status=200, body=msgspec.json.encode({"run": run, "status": "open"})))
-        return _sent(_output(events))
+            return answered(Answer(status=200, body=msgspec.json.encode({"run": run, "status": "open"})))
+        return answered(_output(events))
 
     async def events(self, request: Request) -> Any:
         """The events after a seq."""
@@ -115,17 +116,13 @@ class _NativeRoutes:
         named = _named(request)
         if after is not None and await self._gateway.runs.is_end_of_tree(run, after):
             return HttpResponse(status_code=204)
-
-        async def check() -> None:
-            await self._owned(request)
-
-        lines = live_lines(
+        return live_stream(
+            self._gateway.times,
             self._gateway.runs.follow_tree(run, after=after),
             lambda step: lines_of(step.event, number=str(step.cursor), named=named, path=step.path),
-            keep_alive_s=self._gateway.times.keep_alive_s,
-            check=check,
+            check=lambda: self._owned(request),
+            broken=broken,
         )
-        return asgi.EventStream(lines, broken=broken, send_timeout_s=self._gateway.times.send_timeout_s)
 
     async def cancel(self, request: Request) -> Any:
         """Ask for the run's end."""
@@ -136,7 +133,7 @@ class _NativeRoutes:
         fields.end()
         await self._gateway.runs.cancel(run, reason, heard_through=heard, heard_characters=characters)
         await self._gateway.runs.changes.note(request.state.caller, self.surface.name, "cancel", run=run)
-        return _sent(accepted(run))
+        return answered(accepted(run))
 
     async def retry(self, request: Request) -> Any:
         """The same request as a new run."""
@@ -182,15 +179,14 @@ class _NativeRoutes:
         if begin not in ("now", "start"):
             raise invalid("from", "must be 'now' or 'start'")
         events = self._gateway.runs.of_topic(topic, request.query_params.get("group"), begin)
-        times = self._gateway.times
-        lines = live_lines(
+        return live_stream(
+            self._gateway.times,
             events,
             # Without ids: a topic ends with its key alone, and a new reader begins where it says.
             lambda event: event_lines(event, numbered=False),
-            keep_alive_s=times.keep_alive_s,
             check=lambda: self._operator(request),
+            broken=broken,
         )
-        return asgi.EventStream(lines, broken=broken, send_timeout_s=times.send_timeout_s)
 
     async def _operator(self, request: Request) -> None:
         """Raises Refusal unless the caller is an operator now."""
@@ -210,10 +206,26 @@ class _NativeRoutes:
         return (await self._gateway.runs.owned(run, caller)).id, fields
 
 
-async def live_lines(
-    events: AsyncGenerator[T], lines: Callable[[T], bytes], *, keep_alive_s: float, check: Callable[[], Awaitable[None]]
+def live_stream(
+    times: AnswerTimes,
+    events: AsyncGenerator[T],
+    lines: Callable[[T], bytes],
+    *,
+    check: Callable[[], Awaitable[object]],
+    broken: Callable[[Problem], bytes],
+) -> asgi.EventStream:
+    """The answer to a reader who stays. ``check``: raises Refusal once it may not read any more."""
+    written = _live_lines(events, lines, keep_alive_s=times.keep_alive_s, check=check)
+    return asgi.EventStream(written, broken=broken, send_timeout_s=times.send_timeout_s)
+
+
+async def _live_lines(
+    events: AsyncGenerator[T],
+    lines: Callable[[T], bytes],
+    *,
+    keep_alive_s: float,
+    check: Callable[[], Awaitable[object]],
 ) -> AsyncGenerator[bytes]:
-    """Server-sent events for a reader who stays. ``check``: raises Refusal once it may not read any more."""
     waiting: asyncio.Task[T] | None = None
     clock = asyncio.get_running_loop().time
     check_at = clock() + CHECK_S
@@ -270,7 +282,3 @@ def _named(request: Request) -> bool:
     if given not in ("true", "false"):
         raise invalid("names", "must be true or false")
     return given == "true"
-
-
-def _sent(answer: Answer) -> HttpResponse:
-    return HttpResponse(answer.body, answer.status, dict(answer.headers), media_type=answer.media_type)

@@ -17,7 +17,7 @@ from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.conversation_store import Conversation, ConversationStore, Json
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid
-from tokenbus_services.gateway.routes.session_routes import surface_routes
+from tokenbus_services.gateway.routes.routing import json_answer, surface_routes
 from tokenbus_services.gateway.surfaces.fields import Fields, json_body
 from tokenbus_services.gateway.surfaces.openai_responses import OpenAIResponsesSurface
 from tokenbus_services.gateway.surfaces.openai_responses.input_items import messages_of
@@ -117,12 +117,12 @@ class _Conversations:
         )
         fields.end()
         await self._store.create(caller.tenant, conversation)
-        return _json(conversation.shown())
+        return json_answer(conversation.shown())
 
     async def retrieve(self, request: Request) -> Response:
         """The conversation, without its items."""
         caller, name = await self._named(request)
-        return _json((await self._store.get(caller.tenant, name)).shown())
+        return json_answer((await self._store.get(caller.tenant, name)).shown())
 
     async def update(self, request: Request) -> Response:
         """Other metadata."""
@@ -136,20 +136,20 @@ class _Conversations:
             caller.tenant, name, lambda found: msgspec.structs.replace(found, metadata=metadata)
         )
         await self._gateway.runs.changes.note(caller, self.surface.name, "conversation.change", conversation=name)
-        return _json(changed.shown())
+        return json_answer(changed.shown())
 
     async def delete(self, request: Request) -> Response:
         """Remove it with its items. Responses stay."""
         caller, name = await self._named(request)
         await self._store.delete(caller.tenant, name)
         await self._gateway.runs.changes.note(caller, self.surface.name, "conversation.delete", conversation=name)
-        return _json({"id": name, "object": "conversation.deleted", "deleted": True})
+        return json_answer({"id": name, "object": "conversation.deleted", "deleted": True})
 
     async def items(self, request: Request) -> Response:
         """A page of its items."""
         caller, name = await self._named(request)
         conversation = await self._store.get(caller.tenant, name)
-        return _json(listed(conversation.items, request.query_params))
+        return json_answer(listed(conversation.items, request.query_params))
 
     async def add(self, request: Request) -> Response:
         """Items at its end."""
@@ -166,7 +166,7 @@ class _Conversations:
             return msgspec.structs.replace(found, items=[*found.items, *added])
 
         await self._store.change(caller.tenant, name, more)
-        return _json(listed(added, {"order": "asc", "limit": str(MOST_GIVEN)}))
+        return json_answer(listed(added, {"order": "asc", "limit": str(MOST_GIVEN)}))
 
     async def item(self, request: Request) -> Response:
         """One item."""
@@ -175,7 +175,7 @@ class _Conversations:
         wanted = request.path_params["item"]
         for item in conversation.items:
             if item["id"] == wanted:
-                return _json(item)
+                return json_answer(item)
         raise _no_item(wanted)
 
     async def remove(self, request: Request) -> Response:
@@ -192,7 +192,7 @@ class _Conversations:
         shown = (await self._store.change(caller.tenant, name, without)).shown()
         facts = {"conversation": name, "item": wanted}
         await self._gateway.runs.changes.note(caller, self.surface.name, "conversation.delete_item", **facts)
-        return _json(shown)
+        return json_answer(shown)
 
     async def _named(self, request: Request) -> tuple[Caller, str]:
         return await self._gateway.caller(request, self.surface), request.path_params["id"]
@@ -237,8 +237,3 @@ def _metadata(fields: Fields) -> dict[str, str] | None:
 def _no_item(name: str) -> Refusal:
     why = f"the conversation has no item {name[:200]!r}"
     return Refusal(Problem(status=404, code="item_not_found", message=why, kind="not_found"))
-
-
-def _json(value: object) -> Response:
-    headers = {"x-content-type-options": "nosniff"}
-    return Response(msgspec.json.encode(value), 200, headers, media_type="application/json")

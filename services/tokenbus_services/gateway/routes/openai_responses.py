@@ -26,7 +26,7 @@ from tokenbus_services.gateway.response_parts import MARK, Rest, answers_of, beg
 from tokenbus_services.gateway.response_store import Published, ResponseStore
 from tokenbus_services.gateway.routes import openai_conversations
 from tokenbus_services.gateway.routes.openai_conversations import REFERENCE, continued, reference_in, stored
-from tokenbus_services.gateway.routes.session_routes import awaited, rejoined
+from tokenbus_services.gateway.routes.routing import awaited, rejoined
 from tokenbus_services.gateway.routes.sockets.response_socket import ResponseSocket
 from tokenbus_services.gateway.runs import GatewayRun, OwnedRun
 from tokenbus_services.gateway.surfaces.contract import Answer, GatewayNote, GatewayRequest, Translated

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -17,6 +18,8 @@ from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.problem import invalid
 from tokenbus_services.gateway.surfaces.fields import is_whole
 
+T = TypeVar("T")
+Info = TypeVar("Info")
 MOST_LISTED = 200
 """Runs or sessions in one page."""
 MOST_READS = 10
@@ -90,6 +93,29 @@ async def page_of(deployment: Deployment, query: RunQuery, caller: Caller) -> Ru
             return RunPage(runs=found)
     assert lister.position
     return RunPage(runs=found, next=position_text(lister.position))
+
+
+class ListPage(Generic[T]):
+    """One page of a list that is read from an index: the reader puts into ``found`` what belongs there."""
+
+    def __init__(self, limit: int) -> None:
+        self.found: list[T] = []
+        self.next: str | None = None
+        """Value of ``after`` for the next page; None at the end."""
+        self._limit = limit
+
+    async def of(self, listed: AsyncGenerator[tuple[Position, Info | None]]) -> AsyncGenerator[Info]:
+        """What is listed, until the page is full or `MOST_READS` pages of the index (None) were read."""
+        reads = 0
+        async with aclosing(listed):
+            async for place, info in listed:
+                if info is None:
+                    reads += 1
+                else:
+                    yield info
+                if len(self.found) == self._limit or reads == MOST_READS:
+                    self.next = position_text(place)
+                    return
 
 
 def _filter(states: Sequence[str], once: dict[str, str]) -> RunFilter:

@@ -17,7 +17,6 @@ Operators name the tenant with ``?tenant=``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -30,14 +29,13 @@ from tokenbus.client.sessions.listing import SessionFilter, list_sessions, sessi
 from tokenbus.core.request.parse import request_from
 from tokenbus.events.requests import Append, Delete
 from tokenbus_services.gateway import idempotency
-from tokenbus_services.gateway.answers import asgi
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway, Handler
 from tokenbus_services.gateway.http_request import headers_in, hold_bytes
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid
-from tokenbus_services.gateway.routes.native import live_lines
-from tokenbus_services.gateway.routes.run_list import MOST_READS, age_in, flag_in, limit_in, position_in, position_text
-from tokenbus_services.gateway.routes.session_routes import surface_routes
+from tokenbus_services.gateway.routes.native import live_stream
+from tokenbus_services.gateway.routes.routing import json_answer, surface_routes
+from tokenbus_services.gateway.routes.run_list import ListPage, age_in, flag_in, limit_in, position_in
 from tokenbus_services.gateway.surfaces.fields import Fields, json_body
 from tokenbus_services.gateway.surfaces.native import NativeSurface, broken, lines_of
 
@@ -98,32 +96,24 @@ class _SessionRoutes:
             newest_first=not flag_in("oldest_first", once.get("oldest_first", "false")),
             limit=limit,
         )
-        found: list[SessionInfo] = []
-        pages, more = 0, None
-        async with aclosing(listed):
-            async for place, info in listed:
-                if info is not None:
-                    found.append(info)
-                else:
-                    pages += 1
-                if len(found) == limit or pages == MOST_READS:
-                    more = position_text(place)
-                    break
-        return _json(SessionPage(sessions=found, next=more))
+        page = ListPage[SessionInfo](limit)
+        async for info in page.of(listed):
+            page.found.append(info)
+        return json_answer(SessionPage(sessions=page.found, next=page.next))
 
     async def one(self, request: Request) -> Any:
         """One session."""
         name, caller, tenant = await self._named(request)
         info = await self._door.info(caller, name, tenant=tenant)
         config = await self._door.configuration(caller, name, tenant=tenant)
-        return _json({**msgspec.to_builtins(info), "configuration": msgspec.to_builtins(config)})
+        return json_answer({**msgspec.to_builtins(info), "configuration": msgspec.to_builtins(config)})
 
     async def messages(self, request: Request) -> Any:
         """The history, which counts among the bytes that the key's requests hold until it is sent."""
         name, caller, tenant = await self._named(request)
         size = await self._door.history_bytes(caller, name, tenant=tenant)
         hold_bytes(request, size, self._gateway.bodies)
-        return _json({"messages": await self._door.messages(caller, name, tenant=tenant)})
+        return json_answer({"messages": await self._door.messages(caller, name, tenant=tenant)})
 
     async def events(self, request: Request) -> Any:
         """The one order, from the cursor on."""
@@ -135,18 +125,13 @@ class _SessionRoutes:
             raise invalid("after", "must be the id of an event of a session") from None
         live = flag_in("live", request.query_params.get("live", "true"))
         steps = await self._door.follow(caller, name, after=after, live=live, tenant=tenant)
-        times = self._gateway.times
-
-        async def check() -> None:
-            await self._gateway.caller(request, self.surface)
-
-        lines = live_lines(
+        return live_stream(
+            self._gateway.times,
             steps,
             lambda step: lines_of(step.event, number=str(step.cursor)),
-            keep_alive_s=times.keep_alive_s,
-            check=check,
+            check=lambda: self._gateway.caller(request, self.surface),
+            broken=broken,
         )
-        return asgi.EventStream(lines, broken=broken, send_timeout_s=times.send_timeout_s)
 
     async def append(self, request: Request) -> Any:
         """Put something into the session."""
@@ -162,7 +147,7 @@ class _SessionRoutes:
             caller, self.surface.name, name, given.item, append=given.id, metadata=given.metadata, tenant=tenant
         )
         status = 202 if receipt.fate.state == "appended" else 200
-        return _json(receipt, status=status, headers=headers)
+        return json_answer(receipt, status=status, headers=headers)
 
     async def fate(self, request: Request) -> Any:
         """What became of an append."""
@@ -172,7 +157,7 @@ class _SessionRoutes:
         if fate is None:
             message = "no such append, or its fate is forgotten"
             raise Refusal(Problem(status=404, code="append_not_found", message=message, kind="not_found"))
-        return _json({"append": append, "fate": fate})
+        return json_answer({"append": append, "fate": fate})
 
     async def fork(self, request: Request) -> Any:
         """Begin another session with the history."""
@@ -187,7 +172,7 @@ class _SessionRoutes:
         fields.end()
         surface = self.surface.name
         await self._door.fork(caller, surface, name, to, through=through, append=append, tenant=tenant)
-        return _json({"session": to}, status=201, headers={"location": f"/sessions/{to}"})
+        return json_answer({"session": to}, status=201, headers={"location": f"/sessions/{to}"})
 
     async def delete(self, request: Request) -> Any:
         """Remove all of it."""
@@ -206,8 +191,3 @@ def _wanted(caller: Caller, once: Mapping[str, str], metadata: Mapping[str, obje
     return session_filter(
         tenant=tenant or None, metadata=metadata, words=once.get("words"), older_than=age_in(once.get("older_than"))
     )
-
-
-def _json(value: object, *, status: int = 200, headers: Mapping[str, str] = {}) -> HttpResponse:
-    sent = {"x-content-type-options": "nosniff", **headers}
-    return HttpResponse(msgspec.json.encode(value), status, sent, media_type="application/json")

@@ -11,12 +11,10 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
 from typing import Any, get_args
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response as HttpResponse
 from starlette.routing import BaseRoute
 
 from tokenbus import WaitInfo
@@ -26,8 +24,8 @@ from tokenbus.events.requests import WaitDecision
 from tokenbus_services.gateway import idempotency
 from tokenbus_services.gateway.gateway import Gateway, Handler
 from tokenbus_services.gateway.problem import invalid
-from tokenbus_services.gateway.routes.run_list import MOST_READS, flag_in, limit_in, position_in, position_text
-from tokenbus_services.gateway.routes.session_routes import surface_routes
+from tokenbus_services.gateway.routes.routing import json_answer, surface_routes
+from tokenbus_services.gateway.routes.run_list import ListPage, flag_in, limit_in, position_in
 from tokenbus_services.gateway.surfaces.fields import json_body
 from tokenbus_services.gateway.surfaces.native import NativeSurface
 
@@ -77,24 +75,17 @@ class _WaitRoutes:
             limit=limit,
             after=position_in(once.get("after")),
         )
-        found: list[WaitInfo] = []
-        pages, more = 0, None
-        async with aclosing(listed):
-            async for place, info in listed:
-                if info is None:
-                    pages += 1
-                elif caller.owns(info.tenant or ""):
-                    found.append(info)
-                if len(found) == limit or pages == MOST_READS:
-                    more = position_text(place)
-                    break
-        return _json(WaitPage(waiting=found, next=more))
+        page = ListPage[WaitInfo](limit)
+        async for info in page.of(listed):
+            if caller.owns(info.tenant or ""):
+                page.found.append(info)
+        return json_answer(WaitPage(waiting=page.found, next=page.next))
 
     async def of_run(self, request: Request) -> Any:
         """What one run waits for."""
         caller = await self._gateway.caller(request, self.surface)
         run = await self._gateway.runs.owned(request.path_params["run"], caller)
-        return _json(WaitPage(waiting=await self._door.of_run(run.id)))
+        return json_answer(WaitPage(waiting=await self._door.of_run(run.id)))
 
     async def decide(self, request: Request) -> Any:
         """Decide one wait."""
@@ -107,9 +98,4 @@ class _WaitRoutes:
         named = {"decision_id": asked.headers.get(idempotency.HEADER) or new_run_id(), **body}
         decision = request_from({**named, "run": run.id, "wait": request.path_params["wait"]})
         assert isinstance(decision, WaitDecision)
-        return _json(await self._door.decide(caller, "http", decision))
-
-
-def _json(value: object) -> HttpResponse:
-    headers = {"x-content-type-options": "nosniff"}
-    return HttpResponse(msgspec.json.encode(value), 200, headers, media_type="application/json")
+        return json_answer(await self._door.decide(caller, "http", decision))
