@@ -32,6 +32,7 @@ from tokenbus_services.gateway.keys.directory import KeyDirectory
 from tokenbus_services.gateway.problem import Problem, Refusal, defect
 from tokenbus_services.gateway.service import GatewayPart
 from tokenbus_services.net.request_guard import GuardRefusal, RequestGuard
+from tokenbus_services.runtime.deployment_snapshot import DeploymentReader
 from tokenbus_services.settings import Settings
 from tokenbus_services.settings.tables.gateway import ConsoleSettings
 
@@ -43,8 +44,9 @@ def create(settings: Settings, gateway: Gateway, directory: KeyDirectory | None)
     logins = StoredLogins(gateway.runs.server, gateway.runs.keys)
     desk = Desk(gateway, ConsoleSessions(table, signer, logins, directory))
     costs = Costs(settings)
-    judged, further = bool(settings.policies), settings.further_queues
-    sampler = Sampler(gateway.runs.server, gateway.runs.keys, costs, judged=judged, further=further)
+    server, keys = gateway.runs.server, gateway.runs.keys
+    deployment = DeploymentReader(server, keys, further=settings.further_queues, judged=bool(settings.policies))
+    sampler = Sampler(server, keys, costs, deployment)
     handlers: Any = {HTTPException: _no_route, Exception: _defect}
     app = Starlette(
         routes=[

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
-from tokenbus.bus.keys import Keys
-from tokenbus.bus.server.server import Server
-from tokenbus.bus.topology import Queue
-from tokenbus_services.runtime.deployment_snapshot import DeploymentReader
+from tokenbus_services.runtime.deployment_snapshot import DeploymentSnapshot
 
 
 class PartitionHealth(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,33 +71,24 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     workers: list[WorkerHealth] = []
 
 
-class HealthReader:
-    """Reads what the server knows of the deployment."""
-
-    def __init__(self, server: Server, keys: Keys, *, judged: bool, further: Sequence[Queue]) -> None:
-        """``judged``: whether the deployment has policies. ``further``: as `DeploymentReader` has it."""
-        self._deployment = DeploymentReader(server, keys, judged=judged, further=further)
-
-    async def read(self) -> Health:
-        """Raises redis-py's errors."""
-        now = await self._deployment.read()
-        return Health(
-            partitions=[
-                PartitionHealth(
-                    partition=n, stage=stage.name, owner=p.owner, lag_entries=p.lag_entries, lag_bytes=p.lag_bytes
-                )
-                for stage in now.stages
-                for n, p in enumerate(stage.partitions)
-            ],
-            queues=[
-                QueueHealth(queue=queue.name, partition=s.partition, waiting=s.waiting, processing=s.held)
-                for queue in now.queues
-                for s in queue.streams
-            ],
-            dead=DeadCounts(entries=max(0, now.dead - now.rejected), rejected=now.rejected),
-            workers=[
-                WorkerHealth(stage=group.name, worker=worker, age_s=round(group.ages_ms[worker] / 1000, 1))
-                for group in (*now.stages, *now.queues)
-                for worker in group.workers
-            ],
-        )
+def health_of(now: DeploymentSnapshot) -> Health:
+    return Health(
+        partitions=[
+            PartitionHealth(
+                partition=n, stage=stage.name, owner=p.owner, lag_entries=p.lag_entries, lag_bytes=p.lag_bytes
+            )
+            for stage in now.stages
+            for n, p in enumerate(stage.partitions)
+        ],
+        queues=[
+            QueueHealth(queue=queue.name, partition=s.partition, waiting=s.waiting, processing=s.held)
+            for queue in now.queues
+            for s in queue.streams
+        ],
+        dead=DeadCounts(entries=max(0, now.dead - now.rejected), rejected=now.rejected),
+        workers=[
+            WorkerHealth(stage=group.name, worker=worker, age_s=round(group.ages_ms[worker] / 1000, 1))
+            for group in (*now.stages, *now.queues)
+            for worker in group.workers
+        ],
+    )

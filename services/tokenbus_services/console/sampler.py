@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import msgspec
 import structlog
@@ -26,11 +26,11 @@ from tokenbus.bus.activity import (
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import Liveness, rest, slack, stop_task
 from tokenbus.bus.server.server import Server, translated
-from tokenbus.bus.topology import Queue
 from tokenbus.errors import TokenbusError
-from tokenbus_services.console.health import Health, HealthReader, ProviderHealth
+from tokenbus_services.console.health import Health, ProviderHealth, health_of
 from tokenbus_services.console.runs.run_table import PageView, RunTable
 from tokenbus_services.console.runs.run_view import Costs
+from tokenbus_services.runtime.deployment_snapshot import DeploymentReader
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -72,18 +72,16 @@ class Sampler:
         server: Server,
         keys: Keys,
         costs: Costs,
+        deployment: DeploymentReader,
         *,
-        judged: bool,
-        further: Sequence[Queue],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``judged``: whether the deployment has policies. ``further``: as `DeploymentReader` has it."""
         self._server = server
         self._keys = keys
         self._runs = RunTable(server, keys, costs, clock=clock)
         self._clock = clock
         self._pages: set[WatchingPage] = set()
-        self._health = HealthReader(server, keys, judged=judged, further=further)
+        self._deployment = deployment
         self._hour = LastHour(server, keys)
         self._health_at = 0.0
         self._task: asyncio.Task[None] | None = None
@@ -145,7 +143,7 @@ class Sampler:
         whole = b""
         if any(page.view.scope is None for page in self._pages):
             await self._hour.read()
-            health = await self._health.read()
+            health = health_of(await self._deployment.read())
             whole = msgspec.json.encode(msgspec.structs.replace(health, providers=self._hour.providers(), lanes=lanes))
         for page in list(self._pages):
             scope = page.view.scope

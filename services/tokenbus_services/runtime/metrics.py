@@ -17,7 +17,7 @@ from tokenbus.bus.leases import LAG_FIELDS, lag_of
 from tokenbus.bus.liveness import rest
 from tokenbus.bus.server.retry import Defects
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.topology import INTAKE, QUEUES, RECORDER, WEBHOOKS, Queue
+from tokenbus.bus.topology import INTAKE, QUEUES, RECORDER, WEBHOOKS
 from tokenbus.core.request.bounds import MAX_NAME_CHARS
 from tokenbus_services.runtime.deployment_snapshot import DeploymentReader, read_nodes
 from tokenbus_services.settings import Settings
@@ -208,17 +208,9 @@ def server_gauges(registry: CollectorRegistry) -> dict[str, Gauge]:
     gauge("tokenbus_server_memory_limit_bytes", "`maxmemory` of the server; 0: none.", "server")
     gauge("tokenbus_server_memory_resident_bytes", "Memory that the server's process takes.", "server")
     gauge("tokenbus_server_memory_fragmentation", "Resident memory as a multiple of the memory in use.", "server")
-    gauge(
-        "tokenbus_server_evicted_keys",
-        "Keys that the server deleted for want of memory.",
-        "server",
-    )
+    gauge("tokenbus_server_evicted_keys", "Keys that the server deleted for want of memory.", "server")
     gauge("tokenbus_server_aof_bytes", "Size of the append-only file.", "server")
-    gauge(
-        "tokenbus_server_aof_rewriting",
-        "1 while the server rewrites its append-only file.",
-        "server",
-    )
+    gauge("tokenbus_server_aof_rewriting", "1 while the server rewrites its append-only file.", "server")
     gauge("tokenbus_server_aof_delayed_fsyncs", "Writes that waited for the disk.", "server")
     gauge("tokenbus_server_replicas", "Replicas that are connected.", "server")
     gauge("tokenbus_server_replication_lag_bytes", "What the last of the replicas has not read yet.", "server")
@@ -228,13 +220,10 @@ def server_gauges(registry: CollectorRegistry) -> dict[str, Gauge]:
 class DeploymentGauges:
     """Owned partitions, open runs, lag, queues and dead letters of the whole deployment."""
 
-    def __init__(
-        self, registry: CollectorRegistry, server: Server, keys: Keys, *, judged: bool, further: Sequence[Queue]
-    ) -> None:
-        """``judged``: whether the deployment has policies. ``further``: as `DeploymentReader` has it."""
+    def __init__(self, registry: CollectorRegistry, server: Server, reader: DeploymentReader) -> None:
         gauge = partial(Gauge, registry=registry)
         self._server = server
-        self._reader = DeploymentReader(server, keys, further=further, judged=judged, workers=False)
+        self._reader = reader
         self._partitions = gauge("tokenbus_deployment_partitions", "Partitions of the deployment.", [])
         self._owned = gauge(
             "tokenbus_deployment_owned_partitions", "Partitions that a worker of the stage owns now.", ["stage"]

@@ -27,6 +27,7 @@ from tokenbus.bus.stage.stage import Batch, Stage, StageOptions
 from tokenbus.errors import ServerFull, ServerUnavailable, SettingsError
 from tokenbus_services.runtime.app.faststream_source import attach
 from tokenbus_services.runtime.app.service_app import declare_topics, make_app, make_broker, worker_name
+from tokenbus_services.runtime.deployment_snapshot import DeploymentReader
 from tokenbus_services.runtime.metrics import DeadLetterMetrics, DeploymentGauges, PartitionGauges, StageMetrics
 from tokenbus_services.runtime.supervision import stuck_after_s
 from tokenbus_services.settings import DurabilitySettings, Settings
@@ -77,13 +78,9 @@ class WorkerCore:
     def watch_deployment(self) -> None:
         """Show on `/metrics` what exists once in the deployment too."""
         settings = self.settings
-        self._deployment_gauges = DeploymentGauges(
-            self.registry,
-            self.server,
-            settings.keys,
-            judged=bool(settings.policies),
-            further=settings.further_queues,
-        )
+        further, judged = settings.further_queues, bool(settings.policies)
+        reader = DeploymentReader(self.server, settings.keys, further=further, judged=judged, workers=False)
+        self._deployment_gauges = DeploymentGauges(self.registry, self.server, reader)
 
     async def open(self) -> ServerInfo:
         """Check the server and join the deployment. Raises TokenbusError if the settings and the server disagree."""

@@ -26,6 +26,7 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, Turn
 from tokenbus_services.process.embedded_server import EmbeddedServer
+from tokenbus_services.runtime.deployment_snapshot import DeploymentReader
 from tokenbus_services.runtime.metrics import DeploymentGauges
 
 RUNS = 6
@@ -175,7 +176,8 @@ async def test_all_runs_continue_without_loss_after_a_full_disk(
 
             await eventually(refuses, timeout=60)
             registry = CollectorRegistry()
-            gauges = DeploymentGauges(registry, scene.server, scene.keys, judged=False, further=())
+            reader = DeploymentReader(scene.server, scene.keys, further=(), judged=False, workers=False)
+            gauges = DeploymentGauges(registry, scene.server, reader)
             await gauges.measure()
             about = {"server": scene.server.url.safe, "state": status}
             assert registry.get_sample_value("tokenbus_server_disk_fault", about) == 1

@@ -214,7 +214,7 @@ async def test_a_console_whose_samples_fail_is_counted_and_stops_with_its_last_p
     liveness: Liveness, failures: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sampler, "SAMPLE_S", 0.0)
-    samples = Sampler(cast("Any", SimpleNamespace()), Keys(), NOTHING, judged=False, further=())
+    samples = Sampler(cast("Any", SimpleNamespace()), Keys(), NOTHING, NOTHING)
     page = WatchingPage(PageView())
     tries = Failing(Defect())
 
