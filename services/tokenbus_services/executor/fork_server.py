@@ -75,6 +75,9 @@ def main(prepare: Callable[[bytes], Serve], fd: int) -> None:
     SettingsError is the worker's.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Supervisors send it to all processes of a service. The worker gets it too, and lets running work end. Not ignored:
+    # what work starts would ignore it as well.
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
     for stream in (sys.stdout, sys.stderr):  # lines appear as they are written, also if the executor is killed
         cast("io.TextIOWrapper", stream).reconfigure(line_buffering=True)
     with suppress(ConnectionError):  # the worker was killed

@@ -1,8 +1,9 @@
 """Python tools as a tool worker calls them: in executors, each with one call at a time.
 
 An executor is used again by a later call, unless a call left much memory or processes in it. If it ends by itself
-during a call, an earlier one may be the cause: so the call runs once more, in a new executor, and there the end is its
-own. If all of them end with their fork server, nobody knows the cause: each call runs again, up to `MOST_LOSSES` times.
+during a call, an earlier one may be the cause, or something that killed it: so the call runs once more, in a new
+executor, and again if that was its first. The end of a second one that no other call was in is its own. If all of them
+end with their fork server, nobody knows the cause: each call runs again, up to `MOST_LOSSES` times.
 """
 
 from __future__ import annotations
@@ -171,14 +172,15 @@ class PythonExecutors:
         """Call a tool in an executor and return the parts of its result, or what it asks. Raises ToolFailure."""
         answer: Ended
         process = self._idle.pop() if self._idle else await self._new(call.name)
-        losses = 0
+        losses = alone = 0
         while True:
             try:
                 answer = await self._answer(process, call, context, holding)
                 break
             except ExecutorLost as e:
                 losses += e.end is None
-                if self._executors.closed or losses > MOST_LOSSES or (e.end and process.calls == 1):
+                alone += e.end is not None and process.calls == 1
+                if self._executors.closed or losses > MOST_LOSSES or alone > (e.end == "exited"):
                     problem = _MEMORY if e.end == "memory" else _EXITED
                     raise ToolFailure(call.name, e.end or "exited", problem) from None
             process = await self._new(call.name)

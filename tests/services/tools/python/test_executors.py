@@ -68,18 +68,41 @@ async def test_calls_that_keep_the_interpreters_lock_end_by_their_timeout_and_no
         await eventually(lambda: made.processes == 1)
 
 
-async def test_an_executor_that_is_killed_is_the_fault_of_its_only_call_and_of_no_other(tmp_path: Path):
+async def test_a_call_whose_executor_is_killed_runs_once_more_and_no_other_notices(tmp_path: Path):
     ends: list[End] = []
     async with tools("touch", ends=ends) as made:
-        files = [tmp_path / str(n) for n in range(3)]
+        files = [tmp_path / str(n) for n in range(4)]
         calls = [asyncio.create_task(outcome(made, "touch", f'{{"file": "{file}"}}')) for file in files]
         await eventually(lambda: all(file.exists() and file.read_text() for file in files))
-        os.kill(int(files[1].read_text()), signal.SIGKILL)
-        assert await calls[1] == ToolOutcome("the tool's process ended during the call", is_error=True)
+        processes = [file.read_text() for file in files]
+        for killed in (1, 2):
+            os.kill(int(processes[killed]), signal.SIGKILL)
+        await eventually(lambda: all(files[n].read_text() not in ("", processes[n]) for n in (1, 2)))
+        os.kill(int(files[2].read_text()), signal.SIGKILL)
+        assert await calls[2] == ToolOutcome("the tool's process ended during the call", is_error=True)
         for file in files:
             file.unlink()
-        assert [(await calls[n]).content for n in (0, 2)] == ["gone", "gone"]
-        assert ends == ["exited"]
+        assert [(await calls[n]).content for n in (0, 1, 3)] == ["gone"] * 3
+        assert ends == ["exited"] * 3
+
+
+async def test_a_supervisor_that_asks_all_processes_to_stop_ends_no_call(tmp_path: Path):
+    ends: list[End] = []
+    file = tmp_path / "file"
+    async with tools("pid", "touch", ends=ends) as made:
+        running = asyncio.create_task(outcome(made, "touch", f'{{"file": "{file}"}}'))
+        await eventually(lambda: file.exists() and bool(file.read_text()))
+        executor = before = file.read_text()
+        python = made._registry._executors
+        assert python
+        [process] = python._executors.processes
+        for pid in (_server_of(made), process.guard, int(executor)):
+            os.kill(pid, signal.SIGTERM)
+        assert not (await outcome(made, "pid")).is_error, "the fork server forks still"
+        assert file.read_text() == before
+        file.unlink()
+        assert await running == ToolOutcome("gone")
+        assert ends == []
 
 
 @pytest.mark.parametrize(
@@ -192,7 +215,7 @@ async def test_a_call_that_kills_its_parent_is_ended_at_once_and_no_other_notice
         assert (file.read_text(), _server_of(made)) == (before, server)
         file.unlink()
         assert await innocent == ToolOutcome("gone")
-        assert ends == ["exited"]
+        assert ends == ["exited"] * 2
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
