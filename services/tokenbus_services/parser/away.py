@@ -7,7 +7,7 @@ killed or loses the partition at any step leaves the run either here or there.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import structlog
 from redis.exceptions import ResponseError
@@ -20,7 +20,6 @@ from tokenbus.bus.server.error_replies import is_final
 from tokenbus.bus.server.run_scripts import run_script, run_scripts
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.stage import Stage
-from tokenbus.core.run.waits import rests
 from tokenbus.events.frames import CONTROL_ATTEMPT, EventFrame, PutAway, encode
 from tokenbus_services.parser.logic import ParserLogic
 
@@ -84,20 +83,21 @@ class AwayRuns:
             await run_scripts(self._server, calls)
 
     async def _put_away(self, partition: int) -> None:
-        """Put away some of a partition's runs."""
-        until_ms = self._server.clock.now_ms() - AWAY_AFTER_MS
-        if not any(self._resting(partition, until_ms)):
+        """Put away some of a partition's runs. Looks only at those that have waited for long enough."""
+        now_ms = self._server.clock.now_ms()
+        until_ms = now_ms - AWAY_AFTER_MS
+        if self._logics[partition].next_resting(until_ms) is None:
             return
         async with holding(self._stage.lock_of(partition)):  # so that the states are of the committed offset
             part, logic = self._stage.ready_part(partition), self._logics[partition]
             if part is None or part.logic is not logic:
                 return
-            now_ms, runs = self._server.clock.now_ms(), list[AwayRun]()
-            for run in self._resting(partition, until_ms):
-                runs.append(logic.put_away(run, now_ms))
-                keys = len(runs) + sum(len(each.children) for each in runs)
-                if keys >= PAGE or sum(len(each.back) for each in runs) > MOST_BYTES:
-                    break
+            runs, keys, size = list[AwayRun](), 0, 0
+            while keys < PAGE and size < MOST_BYTES and (s := logic.next_resting(until_ms)):
+                logic.rests_since(s, now_ms + 1)  # if it stays, a later look finds it
+                if s.turn_bytes <= MOST_TURN_BYTES and (s.gate is None or s.gate.idle):
+                    runs.append(logic.put_away(s.run, now_ms))
+                    keys, size = keys + 1 + len(runs[-1].children), size + len(runs[-1].back)
             if not runs:
                 return
             call = put_away(
@@ -111,10 +111,3 @@ class AwayRuns:
                 ttl_ms=self._open_ms + max(0, *(each.due_ms - now_ms for each in runs)),
             )
             await run_script(self._server, call)
-
-    def _resting(self, partition: int, until_ms: int) -> Iterator[str]:
-        """The runs that have only waited since then."""
-        for s in self._logics[partition].states():
-            waits = rests(s) and max(s.waits_since_ms, s.seen_ms) <= until_ms
-            if waits and s.turn_bytes <= MOST_TURN_BYTES and (s.gate is None or s.gate.idle):
-                yield s.run

@@ -22,7 +22,7 @@ from tokenbus.core.run.gated_run import GatedRun, accept
 from tokenbus.core.run.sealed_run import AnyRun, SealedRun
 from tokenbus.core.run.state import RunState
 from tokenbus.core.run.state_machine import RunMachine
-from tokenbus.core.run.waits import children_of, looked_at_again_ms
+from tokenbus.core.run.waits import children_of, looked_at_again_ms, rests
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import (
     CONTROL_ATTEMPT,
@@ -102,6 +102,8 @@ class ParserLogic(StageLogic):
         self._on_sealed = on_sealed
         self._runs: dict[str, AnyRun] = {}
         self._changed: dict[str, AnyRun] = {}
+        self._resting: dict[str, int] = {}
+        """Since when runs only wait: nearly in this order, and some that do not any more."""
         self.returned: set[str] = set()
         """Runs that were put away and are back, until the clock takes them from here."""
         self._sealed: set[str] = set()
@@ -128,8 +130,25 @@ class ParserLogic(StageLogic):
         machine.handle(events, len(frame))
         self.outputs += len(machine.out) - before
         self._changed[run] = machine
+        if machine.state.phase == "tools":
+            self.rests_since(machine.state, machine.state.seen_ms)
         if machine.over:
             self._close(run, machine)
+
+    def rests_since(self, s: RunState, at_ms: int) -> None:
+        """Note when the run was last seen, if it only waits."""
+        self._resting.pop(s.run, None)
+        if rests(s):
+            self._resting[s.run] = at_ms
+
+    def next_resting(self, until_ms: int) -> RunState | None:
+        """The run that only waits for longest, if it does since then."""
+        while self._resting:
+            run, since_ms = next(iter(self._resting.items()))
+            if (machine := self._runs.get(run)) and rests(machine.state):
+                return machine.state if since_ms <= until_ms else None
+            del self._resting[run]
+        return None
 
     def _moves(self, run: str, event: BusEvent) -> bool:
         """Forget a run that is put away, or take it back; whether the event says so. Nothing of it is published."""
@@ -273,6 +292,7 @@ class ParserLogic(StageLogic):
         machine = RunMachine(state)
         ended = GatedRun(machine) if state.gate else machine
         self._runs[run] = SealedRun(ended) if state.sealed else ended
+        self.rests_since(state, max(state.seen_ms, state.waits_since_ms))
         if state.sealed:
             self._note_sealed(run)
 
