@@ -121,10 +121,11 @@ class AccessControl(ABC):
 
     @abstractmethod
     async def admit(
-        self, caller: Caller, surface: str, generate: Generate, *, summary: Generate | None = None
+        self, caller: Caller, surface: str, generate: Generate, *, hold: str, summary: Generate | None = None
     ) -> Admitted:
-        """Check limits and budgets; ``generate`` has its id. ``summary``: a run of the same key that this one may begin
-        and wait for. The reservation holds its cost too, unless it has no messages yet. Raises Refusal (402, 403, 429).
+        """Check limits and budgets; ``generate`` has its id. ``hold``: the name of what is reserved. ``summary``: a run
+        of the same key that this one may begin and wait for. The reservation holds its cost too, unless it has no
+        messages yet. Raises Refusal (402, 403, 429).
         """
 
     @abstractmethod
@@ -138,8 +139,10 @@ class AccessControl(ABC):
         it was estimated. Called before `leave`. Raises ServerError.
         """
 
-    async def withdraw(self, caller: Caller, run: str) -> None:  # noqa: B027
-        """The admitted request was not published. Also called before `leave`."""
+    async def withdraw(self, caller: Caller, hold: str) -> None:  # noqa: B027
+        """The admitted request was not published. ``hold``: the name, or what it was made for. Also called before
+        `leave`.
+        """
 
     async def leave(self, caller: Caller, run: str) -> None:  # noqa: B027
         """The answer to an admitted request or call has ended, in any way. Called once for each admission."""
@@ -158,7 +161,7 @@ class OpenAccess(AccessControl):
         return self._caller
 
     async def admit(
-        self, caller: Caller, surface: str, generate: Generate, *, summary: Generate | None = None
+        self, caller: Caller, surface: str, generate: Generate, *, hold: str, summary: Generate | None = None
     ) -> Admitted:
         return Admitted(generate=generate)
 

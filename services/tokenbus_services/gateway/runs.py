@@ -35,6 +35,7 @@ from tokenbus.events.requests import MAX_RUN_ID_CHARS, Generate, Message, WhenBu
 from tokenbus_services.gateway import idempotency
 from tokenbus_services.gateway.archived_runs import ArchivedRuns
 from tokenbus_services.gateway.audit import Changes
+from tokenbus_services.gateway.budgets.holds import new_hold
 from tokenbus_services.gateway.callers import AccessControl, Admitted, Caller
 from tokenbus_services.gateway.forward.owners import Owners
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid
@@ -297,6 +298,11 @@ class GatewayRuns:
         """
         run = generate.id
         assert run
+        exists = may_exist and await self._status(run) in (*UNENDED, *ENDED)
+        # One that exists costs nothing more; its own reservation leaves room for whoever joins it.
+        begun = await self._note_of(run) if exists else None
+        hold = (begun and begun.hold) or (run if exists else new_hold(run))
+        note = msgspec.structs.replace(note, hold=hold if caller.key else None)
         generate = msgspec.structs.replace(
             generate, metadata={**(generate.metadata or {}), NOTE: msgspec.to_builtins(note)}
         )
@@ -304,20 +310,21 @@ class GatewayRuns:
         if span:
             generate = msgspec.structs.replace(generate, traceparent=span.traceparent)
         await self.owners.check_run(caller, generate)
-        admission = await self._access.admit(caller, surface, generate)
-        exists, release = True, None  # until it is known
+        admission = await self._access.admit(caller, surface, generate, hold=hold)
+        release = None
         try:
-            exists = may_exist and await self._status(run) in (*UNENDED, *ENDED)
             may_cancel = rejoins or not exists
             share = await self._shared(run, stays=stays) if may_exist and may_cancel else None
             if not exists:
                 release = await claim(run) if claim else None
+                if may_exist:
+                    await self._made_again(run)
                 await self._bus.publish(admission.generate)
         except BaseException:
             if release:
                 await release()
             if not exists:
-                await self._access.withdraw(caller, run)
+                await self._access.withdraw(caller, hold)
             await self._access.leave(caller, run)
             raise
         return GatewayRun(
@@ -331,6 +338,11 @@ class GatewayRuns:
             may_cancel=may_cancel,
             rejoins=rejoins,
         )
+
+    async def _made_again(self, run: str) -> None:
+        """A response of this id that was deleted is a new one."""
+        with translated(self.server):
+            await self.server.client.unlink(self.keys.gateway_deleted(run))
 
     async def _named(self, name: str, caller: Caller) -> str:
         """The run to which a client gives this id: one that it may see, or a new one. Raises Refusal."""

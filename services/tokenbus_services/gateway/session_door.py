@@ -36,6 +36,7 @@ from tokenbus.events.requests import (
 )
 from tokenbus.events.sessions import Fate, session_ref
 from tokenbus_services.gateway.audit import Changes
+from tokenbus_services.gateway.budgets.holds import named_in, new_hold
 from tokenbus_services.gateway.callers import AccessControl, Admitted, Caller
 from tokenbus_services.gateway.forward.owners import Owners
 from tokenbus_services.gateway.keys.allowed import not_allowed
@@ -122,7 +123,7 @@ class SessionDoor:
             case _:
                 receipt = await session.append(item, append=append)
                 if isinstance(item, Withdraw) and receipt.fate.state == "delivered":
-                    await self._access.withdraw(caller, _hold(session, item.append))
+                    await self._access.withdraw(caller, _place(session, item.append))
         if not isinstance(item, SessionMessage) and receipt.fate.state != "returned":
             action = f"session.{item.__struct_config__.tag}"
             await self._changes.note(caller, surface, action, session=name, append=append, run=receipt.fate.run)
@@ -151,7 +152,8 @@ class SessionDoor:
             return Said(session=name, append=append, fate=fate, note=note)
         await self._owners.check_run(caller, generate)
         before, said = _parted(generate.messages)
-        hold = _hold(session, append)
+        place = _place(session, append)
+        hold = new_hold(place)
         note = msgspec.structs.replace(note, key=caller.key, hold=hold)
         request: dict[str, object] = msgspec.to_builtins(generate)
         for field in _OWN_FIELDS:
@@ -162,7 +164,7 @@ class SessionDoor:
         else:
             whole, bound = _with_configured(request, config, said, caller.rules), config.history
             history = before if rewrites else await self._history(caller, session)
-        admission = await self._admitted(caller, note.surface, session, append, whole, history=history, bound=bound)
+        admission = await self._admitted(caller, note.surface, hold, whole, history=history, bound=bound)
         for field in _FORCED:
             forced = getattr(admission.generate, field)
             if forced != getattr(whole, field) or (config and field in config.request):
@@ -177,7 +179,7 @@ class SessionDoor:
             receipt = await session.append(item, append=append, metadata=named)
         except BaseException as e:
             await self._access.withdraw(caller, hold)
-            await self._access.leave(caller, hold)
+            await self._access.leave(caller, place)
             fate = await session.fate(f"{append}.begin") if isinstance(e, RequestInvalid) and config is None else None
             if fate and fate.state == "returned" and await _configuration(session):
                 # Another one has made it meanwhile, and this was admitted without what it adds.
@@ -191,7 +193,7 @@ class SessionDoor:
 
     async def left(self, caller: Caller, said: Said) -> None:
         """The answer to what was said has ended, in any way."""
-        await self._access.leave(caller, said.note.hold or "")
+        await self._access.leave(caller, named_in(said.note.hold or ""))
 
     async def _rewrite(self, session: Session, before: list[Message], append: str) -> None:
         """Put these messages in the place of the history, once the open run has ended, which is interrupted."""
@@ -247,9 +249,10 @@ class SessionDoor:
             del request["metadata"]
         messages = [*item.messages, _SAMPLE]
         generate = generate_from({**request, "messages": msgspec.to_builtins(messages)}, caller.rules)
-        admission = await self._admitted(caller, surface, session, append, generate, history=[], bound=item.history)
-        await self._access.withdraw(caller, _hold(session, append))
-        await self._access.leave(caller, _hold(session, append))
+        hold = new_hold(_place(session, append))
+        admission = await self._admitted(caller, surface, hold, generate, history=[], bound=item.history)
+        await self._access.withdraw(caller, hold)
+        await self._access.leave(caller, named_in(hold))
         request |= {"provider": generate.provider, "model": generate.model}
         if generate.fallback:
             request["fallback"] = msgspec.to_builtins(generate.fallback)
@@ -275,11 +278,8 @@ class SessionDoor:
         if not item.run:  # nothing begins
             return await session.append(item, append=append, metadata=_own(metadata)), {}
         history = await self._history(caller, session)
-        admission = await self._admitted(
-            caller, surface, session, append, generate, history=history, bound=config.history
-        )
-        hold = _hold(session, append)
-        asked = msgspec.structs.replace(generate, id=hold)
+        hold = new_hold(_place(session, append))
+        admission = await self._admitted(caller, surface, hold, generate, history=history, bound=config.history)
         note = GatewayNote(
             surface=surface,
             version=1,
@@ -290,7 +290,7 @@ class SessionDoor:
         )
         named = {**_own(metadata), NOTE: msgspec.to_builtins(note)}
         try:
-            if forced := [name for name in _FORCED if getattr(admission.generate, name) != getattr(asked, name)]:
+            if forced := [name for name in _FORCED if getattr(admission.generate, name) != getattr(generate, name)]:
                 why = f"this key forces {forced[0]!r}: configure the session with this key first"
                 raise not_allowed(forced[0], why, "session_not_of_key")
             receipt = await session.append(item, append=append, metadata=named)
@@ -298,7 +298,7 @@ class SessionDoor:
             await self._access.withdraw(caller, hold)
             raise
         finally:
-            await self._access.leave(caller, hold)
+            await self._access.leave(caller, named_in(hold))
         if receipt.fate.state == "returned" or not item.run:  # it costs nothing
             await self._access.withdraw(caller, hold)
         return receipt, admission.headers
@@ -307,16 +307,15 @@ class SessionDoor:
         self,
         caller: Caller,
         surface: str,
-        session: Session,
-        append: str,
+        hold: str,
         generate: Generate,
         *,
         history: list[Message],
         bound: HistoryBound | None,
     ) -> Admitted:
         """Admit the request of a run, which has the history too, and the summary that the run may ask for."""
-        asked = msgspec.structs.replace(generate, id=_hold(session, append), messages=[*history, *generate.messages])
-        return await self._access.admit(caller, surface, asked, summary=_summary(bound, generate, history))
+        asked = msgspec.structs.replace(generate, id=named_in(hold), messages=[*history, *generate.messages])
+        return await self._access.admit(caller, surface, asked, hold=hold, summary=_summary(bound, generate, history))
 
     async def _history(self, caller: Caller, session: Session) -> list[Message]:
         """What a budget must hold besides the message. Nothing else needs it."""
@@ -365,8 +364,8 @@ class SessionDoor:
         return self._bus.session(name, tenant=tenant if tenant is not None and caller.operator else caller.tenant)
 
 
-def _hold(session: Session, append: str) -> str:
-    """The name under which a budget holds what an append may cost; that of no run."""
+def _place(session: Session, append: str) -> str:
+    """What an append is called before it has a run; the id of no run."""
     return f"append {session_ref(session.tenant, session.name)} {append}"
 
 

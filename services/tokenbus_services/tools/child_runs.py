@@ -29,6 +29,7 @@ from tokenbus.errors import RequestError, ServerError, ToolFailure
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import ChildEnd, ToolWork
 from tokenbus.events.requests import Generate, Message, Tool
+from tokenbus_services.gateway.budgets.holds import hold_of
 from tokenbus_services.gateway.keys.admission import KeyAdmission
 from tokenbus_services.gateway.problem import Refusal
 from tokenbus_services.gateway.surfaces.contract import Payer, payer_in
@@ -139,7 +140,7 @@ class ChildRuns:
         )
         if taken[0] is None:
             if payer:
-                await self._insist(lambda: self._admission.release(payer.key, work.child))
+                await self._insist(lambda: self._admission.release(payer.key, hold_of(work.child, payer)))
             raise ToolFailure(work.name, "unavailable", "the child run cannot begin: too many requests wait")
 
     async def _admitted(self, request: Generate, payer: Payer) -> Generate:

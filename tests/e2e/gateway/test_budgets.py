@@ -21,7 +21,7 @@ from tokenbus_services.gateway.budgets.spend import ClientSpend, read_spend
 from tokenbus_services.gateway.keys.key import new_key
 from tokenbus_services.mock_provider import Reply, Stall, Turn
 
-NAMES = ("crowd", "killed", "refused")
+NAMES = ("crowd", "killed", "refused", "deleted", "session")
 KEYS = {name: new_key() for name in NAMES}
 TOKENS = 100
 COST = 0.1
@@ -110,3 +110,36 @@ async def test_a_request_that_the_bus_refuses_reserves_nothing_any_more(bus: Loc
         status, _ = await ask(client, bus.gateway, "refused", policies=["of-nobody"])
         assert status == 400
         await settled(bus, "refused", runs=0)
+
+
+async def test_a_run_whose_id_was_used_before_and_deleted_is_reserved_and_counted_as_any_other(bus: LocalBus) -> None:
+    async with httpx.AsyncClient(timeout=120, headers=auth(KEYS["deleted"]), base_url=bus.gateway) as client:
+        for runs in range(1, ADMITTED + 1):
+            status, run = await ask(client, bus.gateway, "deleted", id="the-same")
+            assert status == 202
+            await settled(bus, "deleted", runs=runs)
+            assert (await client.delete("/v1/responses/the-same")).status_code == 200
+            assert (await client.get(f"/runs/{run}")).status_code == 404
+        assert (await spend_of(bus, "deleted")).total.cost == pytest.approx(ADMITTED * COST)
+        assert await ask(client, bus.gateway, "deleted", id="the-same") == (402, "budget_exceeded")
+
+
+async def test_an_append_whose_id_was_used_before_its_session_was_deleted_is_reserved_and_counted(
+    bus: LocalBus,
+) -> None:
+    async with httpx.AsyncClient(timeout=120, headers=auth(KEYS["session"]), base_url=bus.gateway) as client:
+
+        async def append(item: dict[str, Any], **more: Any) -> tuple[int, Any]:
+            answer = await client.post("/sessions/again/events", json={"item": item, **more})
+            return answer.status_code, answer.json()
+
+        say = {"type": "message", "content": "hello"}
+        for runs in range(1, ADMITTED + 1):
+            configure = {"type": "configure", "request": {"model": "anthropic/text", "max_tokens": TOKENS}}
+            assert (await append(configure))[0] == 200
+            assert (await append(say, id="the-same"))[0] == 200
+            await settled(bus, "session", runs=runs)
+            assert (await client.delete("/sessions/again")).status_code in (200, 204)
+        assert (await spend_of(bus, "session")).total.cost == pytest.approx(ADMITTED * COST)
+        status, refused = await append(configure)
+        assert (status, refused["error"]["code"]) == (402, "budget_exceeded")

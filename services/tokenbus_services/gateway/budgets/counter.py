@@ -40,8 +40,8 @@ from tokenbus.events.public import (
     UsageReported,
 )
 from tokenbus.events.requests import Generate, TextPart
-from tokenbus.events.sessions import session_run
 from tokenbus.events.usage import Usage
+from tokenbus_services.gateway.budgets.holds import hold_of, newest_hold
 from tokenbus_services.gateway.surfaces.contract import payer_in
 from tokenbus_services.pricing import PriceTable, token_counts
 from tokenbus_services.settings.tables.gateway import KeyRules
@@ -202,11 +202,9 @@ class SpendCounter:
                 await run_script(self._server, hold_longer(self._hold_keys(run, key), run, keep_ms=self._keep_ms))
 
     async def _release(self, run: str) -> None:
-        counted = self._keys.gateway_counted(run)
-        with translated(self._server, counted):
-            client: bytes | None = await self._server.client.hget(counted, "client")
-            if client is not None:
-                await run_script(self._server, release(self._hold_keys(run, client.decode()), run, ended=True))
+        with translated(self._server):
+            if found := await newest_hold(self._server, self._keys, run):
+                await run_script(self._server, release(self._hold_keys(*found), found[0], ended=True))
 
     def _hold_keys(self, run: str, key: str) -> HoldKeys:
         return HoldKeys(self._keys.gateway_counted(run), self._keys.gateway_held(key))
@@ -286,10 +284,8 @@ def _characters(request: Generate) -> int:
 def _origin(event: Started) -> RunOwner | None:
     if (payer := payer_in(event.metadata)) is None:
         return None
-    # The note of a session's run that is published again, by whoever, names a reservation that is counted already.
-    hold = (session_run(event.run) and payer.hold) or event.run
     others = tuple((choice.provider, choice.model) for choice in event.fallback or ())
-    return RunOwner(payer.key, event.provider, event.model, others, hold)
+    return RunOwner(payer.key, event.provider, event.model, others, hold_of(event.run, payer))
 
 
 def _names(origin: RunOwner, provider: str, answered: str | None) -> list[str]:

@@ -26,6 +26,7 @@ from tokenbus.errors import ServerError
 from tokenbus.events.requests import Generate
 from tokenbus.events.usage import Usage
 from tokenbus_services.gateway.budgets.estimate import estimated_use, most_cost_of_call
+from tokenbus_services.gateway.budgets.holds import newest_hold
 from tokenbus_services.gateway.callers import AccessControl, Admitted, Caller, ForwardedCall
 from tokenbus_services.gateway.keys.admission import (
     HOLD_S,
@@ -108,7 +109,7 @@ class KeyAccess(AccessControl):
         return self._caller(entry)
 
     async def admit(
-        self, caller: Caller, surface: str, generate: Generate, *, summary: Generate | None = None
+        self, caller: Caller, surface: str, generate: Generate, *, hold: str, summary: Generate | None = None
     ) -> Admitted:
         assert generate.id is not None
         assert caller.key is not None
@@ -121,7 +122,7 @@ class KeyAccess(AccessControl):
         estimate = admission.estimate(forced, rules)
         if summary is not None and summary.messages:
             estimate += admission.estimate(summary, rules)
-        return Admitted(generate=forced, headers=await self._enter(caller, generate.id, rules, estimate))
+        return Admitted(generate=forced, headers=await self._enter(caller, generate.id, rules, estimate, hold=hold))
 
     async def admit_call(self, caller: Caller, call: ForwardedCall) -> Mapping[str, str]:
         assert caller.key is not None
@@ -131,7 +132,7 @@ class KeyAccess(AccessControl):
         if rules.max_budget is not None and call.is_metered:
             self._admission.check_priced([("model", call.provider, call.model)])
             estimate = most_cost_of_call(call, self._admission.prices)
-        return await self._enter(caller, call.id, rules, estimate, hold_s=call.longest_s)
+        return await self._enter(caller, call.id, rules, estimate, hold=call.id, hold_s=call.longest_s)
 
     async def settle(self, caller: Caller, call: ForwardedCall, used: Usage | None) -> None:
         """See `AccessControl.settle`. Counted once, however often it is called."""
@@ -162,13 +163,12 @@ class KeyAccess(AccessControl):
         with translated(self._server):
             await run_script(self._server, script)
 
-    async def withdraw(self, caller: Caller, run: str) -> None:
+    async def withdraw(self, caller: Caller, hold: str) -> None:
         # What another key of the tenant had reserved comes back to that key.
         assert caller.key is not None
-        counted = self._keys.gateway_counted(run)
-        with translated(self._server, counted):
-            owner: bytes | None = await self._server.client.hget(counted, "client")
-        await self._admission.release(owner.decode() if owner is not None else caller.key, run)
+        with translated(self._server):
+            name, owner = await newest_hold(self._server, self._keys, hold) or (hold, caller.key)
+        await self._admission.release(owner, name)
 
     async def leave(self, caller: Caller, run: str) -> None:
         assert caller.key is not None
@@ -182,11 +182,11 @@ class KeyAccess(AccessControl):
         await self._free(caller.key, run)
 
     async def _enter(
-        self, caller: Caller, run: str, rules: KeyRules, estimate_nano: int, *, hold_s: float = HOLD_S
+        self, caller: Caller, run: str, rules: KeyRules, estimate_nano: int, *, hold: str, hold_s: float = HOLD_S
     ) -> Mapping[str, str]:
         """Take what the limits give a run or a call. Returns headers of the answer. Raises Refusal (402, 429)."""
         assert caller.key is not None
-        reply = await self._admitted(caller.key, run, rules, estimate_nano, hold_s)
+        reply = await self._admitted(caller.key, run, rules, estimate_nano, hold=hold, hold_s=hold_s)
         headers = headers_of(reply, rules)
         if reply.refused:
             raise limited(reply, rules, headers)
@@ -215,10 +215,12 @@ class KeyAccess(AccessControl):
         )
 
     async def _admitted(
-        self, key: str, run: str, rules: KeyRules, estimate_nano: int, hold_s: float = HOLD_S
+        self, key: str, run: str, rules: KeyRules, estimate_nano: int, *, hold: str, hold_s: float
     ) -> AdmissionReply:
         try:
-            return await self._admission.ask(key, run, rules, estimate_nano, gateway=self._name, hold_s=hold_s)
+            return await self._admission.ask(
+                key, run, rules, estimate_nano, hold=hold, gateway=self._name, hold_s=hold_s
+            )
         except BaseException:
             if rules.max_parallel_requests:
                 self._unsure.add((key, run))

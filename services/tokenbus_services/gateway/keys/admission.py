@@ -25,6 +25,7 @@ from tokenbus.events.requests import Generate
 from tokenbus.providers import registry
 from tokenbus.providers.base import ProviderBase
 from tokenbus_services.gateway.budgets.estimate import most_cost_nano
+from tokenbus_services.gateway.budgets.holds import hold_of, note_newest
 from tokenbus_services.gateway.keys.allowed import Aliases, check_allowed, models_of, with_forced
 from tokenbus_services.gateway.keys.directory import KeyDirectory
 from tokenbus_services.gateway.keys.store import KeyStore
@@ -96,11 +97,17 @@ class KeyAdmission:
         above = [] if payer.hold is None else [payer.hold]
         found = parent_call(request.id)
         while found:
-            above.append(found[0])
+            above.append(hold_of(found[0], payer))
             found = parent_call(found[0])
         without_places = msgspec.structs.replace(rules, max_parallel_requests=None)
         reply = await self.ask(
-            payer.key, request.id, without_places, self.estimate(forced, rules), gateway="", above=above
+            payer.key,
+            request.id,
+            without_places,
+            self.estimate(forced, rules),
+            hold=hold_of(request.id, payer),
+            gateway="",
+            above=above,
         )
         if reply.refused:
             raise limited(reply, rules)
@@ -155,11 +162,14 @@ class KeyAdmission:
         rules: KeyRules,
         estimate_nano: int,
         *,
+        hold: str,
         gateway: str,
         hold_s: float = HOLD_S,
         above: Sequence[str] = (),
     ) -> AdmissionReply:
-        """Take what the limits give a run or a call, if they give it. ``above``: see `admit`. Raises ServerError."""
+        """Take what the limits give a run or a call, if they give it. ``hold``: the name of what its budget reserves.
+        ``above``: see `admit`. Raises ServerError.
+        """
         limits = AdmissionLimits(
             requests_per_minute=rules.rpm_limit or 0,
             tokens_per_minute=rules.tpm_limit or 0,
@@ -177,21 +187,24 @@ class KeyAdmission:
             limits,
             gateway=gateway,
             lease_ms=round(LEASE_S * 1000),
-            hold=self.hold_keys(key, run),
+            hold=self.hold_keys(key, hold),
+            held_as=hold,
             reserved=reserved,
             above=above,
         )
         with translated(self._server):
             refused, *numbers = await run_script(self._server, call)
+            if estimate_nano and hold != run and not refused:
+                await note_newest(self._server, self._keys, run, hold, key, kept_ms=round(hold_s * 1000))
         return AdmissionReply(refused.decode(), *(int(number) for number in numbers))
 
-    async def release(self, key: str, run: str) -> None:
-        """Reserve nothing for a run that was not published. Raises ServerError."""
+    async def release(self, key: str, hold: str) -> None:
+        """Reserve nothing under this name for a run that was not published. Raises ServerError."""
         with translated(self._server):
-            await run_script(self._server, release(self.hold_keys(key, run), run, ended=False))
+            await run_script(self._server, release(self.hold_keys(key, hold), hold, ended=False))
 
-    def hold_keys(self, key: str, run: str) -> HoldKeys:
-        return HoldKeys(self._keys.gateway_counted(run), self._keys.gateway_held(key))
+    def hold_keys(self, key: str, hold: str) -> HoldKeys:
+        return HoldKeys(self._keys.gateway_counted(hold), self._keys.gateway_held(key))
 
 
 def unauthorized() -> Refusal:

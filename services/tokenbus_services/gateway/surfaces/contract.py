@@ -47,7 +47,7 @@ class GatewayNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     key: str | None = None
     """Id of the client's key, never the key."""
     hold: str | None = None
-    """The name under which a budget holds what the run of a session may cost; None: the run's id."""
+    """The name under which a budget holds what the run may cost; None: the run's id."""
     body: str | None = None
     """Hash of the request's body, with an Idempotency-Key."""
     echo: dict[str, object] = {}

@@ -7,7 +7,7 @@
 --   held  hash rw  what is held back for open runs
 --   ends  sorted set rw  when that expires
 -- ARGV
---   run
+--   run  the name under which something is held for it
 --   rpm  requests a minute
 --   tpm  tokens a minute
 --   most  open answers
@@ -89,7 +89,7 @@ if most > 0 then
     joins = redis.call('ZSCORE', answers, place)
     for _, one in ipairs(redis.call('ZRANGE', answers, 0, MAX_VALUES - 1)) do
       local read = string.match(one, '^(.*) ')
-      if read == run then joins = true end
+      if read == string.match(place, '^(.*) ') then joins = true end
       if seen[read] then runs = runs - 1 else seen[read] = true end
     end
   end

@@ -92,6 +92,7 @@ def admit(
     gateway: str,
     lease_ms: int,
     hold: HoldKeys,
+    held_as: str = "",
     reserved: Reservation,
     above: Sequence[str] = (),
 ) -> ScriptCall:
@@ -100,6 +101,8 @@ def admit(
     The run counts as an open answer of this ``gateway`` for ``lease_ms``, or until it is renewed or left: a run that
     is read at two gateways counts once, until both have left. With a budget, its estimate is
     held back until the run's end is counted (`count_use`), it is released, or it expires.
+
+    ``held_as``: the name of what is held, if that is not the run's id.
 
     ``above``: of a child run, the names under which what the runs above it may cost is held. That leaves it room,
     because they wait for it. A child run that was admitted is admitted again, and takes nothing more.
@@ -111,7 +114,7 @@ def admit(
         hold.counted,
         hold.held,
         hold.ends,
-        run=run,
+        run=held_as or run,
         rpm=limits.requests_per_minute,
         tpm=limits.tokens_per_minute,
         most=limits.concurrency,
