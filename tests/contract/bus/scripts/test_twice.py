@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator, Collection
 from itertools import combinations
 from typing import Any
@@ -11,6 +12,7 @@ from redis.crc import key_slot
 
 from tests.contract.bus.scripts.scenes import SCENES, Scene, State, Twice, World
 from tests.leaks import BOUNDED
+from tests.rows import over_rows
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts.script import Contract, ScriptCall, all_scripts, declared
@@ -31,10 +33,13 @@ class Stage:
     def __init__(self, world: World) -> None:
         self.world, self.client = world, world.client
         self._saved: dict[str, tuple[bytes | None, int]] = {}
+        self.begin: State = {}
+        """What was there."""
 
     async def save(self, names: Collection[str]) -> None:
         for name in names:
             self._saved[name] = await self.client.dump(name), await self.client.pttl(name)
+        self.begin = await self.read(names)
 
     async def restore(self, names: Collection[str]) -> None:
         pipe = self.client.pipeline(transaction=True)
@@ -128,7 +133,7 @@ def test_each_script_has_a_scene() -> None:
     assert sorted(SCENES) == SCRIPTS
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@over_rows("name", SCRIPTS)
 async def test_the_keys_of_a_script_are_in_one_slot_of_a_cluster(stage: Stage, name: str) -> None:
     for scene in SCENES[name]:
         slots = {key_slot(key.encode()): key for key in scene.call(stage.world).keys}
@@ -146,6 +151,8 @@ async def test_a_script_sent_twice_answers_and_writes_what_its_contract_says(sta
         none = await stage.read(names)
         first = await run_script(stage.world.server, call)
         one = await stage.read(names)
+        _check(stage.world, none, one)
+        assert not scene.lasting or scene.lasting(stage.world, one)
         second = await run_script(stage.world.server, call)
         two = await stage.read(names)
         assert {key for key in names if none.get(key) != one.get(key)} <= written(call), "the contract: only read"
@@ -161,6 +168,7 @@ async def test_a_script_sent_twice_answers_and_writes_what_its_contract_says(sta
             assert second == (scene.second(stage.world, first) if scene.second else first)
 
 
+@pytest.mark.skipif("TOKENBUS_TEST_SERVER" in os.environ, reason="the order of scripts is one on all servers")
 @pytest.mark.parametrize("name", SCRIPTS)
 async def test_scripts_that_share_a_key_may_run_in_any_order_and_one_of_them_again(stage: Stage, name: str) -> None:
     world = stage.world
@@ -170,8 +178,6 @@ async def test_scripts_that_share_a_key_may_run_in_any_order_and_one_of_them_aga
         if one[0] not in SCENES[name] or not keys & more & (written(one[1]) | written(other[1])):
             continue
         names = sorted(keys | more)
-        await stage.restore(names)
-        before = await stage.read(names)
         for first, second in ((one, other), (other, one)):
             await stage.restore(names)
             order: list[ScriptCall] = []
@@ -179,8 +185,10 @@ async def test_scripts_that_share_a_key_may_run_in_any_order_and_one_of_them_aga
                 for _, call in (first, second, first):
                     order.append(call)
                     await run_script(world.server, call)
+                    if len(order) == 1:
+                        continue  # the same in each pair: checked where it is sent twice
                     after = await stage.read(names)
-                    _check(world, before, after)
+                    _check(world, stage.begin, after)
                     assert not first[0].lasting or first[0].lasting(world, after), "what it achieved was undone"
             except Exception as e:
                 e.add_note(" then ".join(call.script.name for call in order))
