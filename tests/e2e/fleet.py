@@ -178,13 +178,11 @@ call = "tokenbus_services.weather:weather"
 
     async def doctor(self) -> str:
         """What `tokenbus doctor` finds."""
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", LAUNCH, "doctor"),
-            env={**os.environ, "TOKENBUS_CONFIG": str(self._config)},
-            stdout=asyncio.subprocess.PIPE,
-        )
-        found, _ = await process.communicate()
-        return found.decode()
+        out = self._directory / "doctor.out"
+        out.unlink(missing_ok=True)
+        env = {**os.environ, "TOKENBUS_CONFIG": str(self._config)}
+        await fork_server.shared().start("doctor", stdout=out, stderr=self._directory / "doctor.log", env=env).wait()
+        return out.read_text()
 
     async def stop(self) -> None:
         """Stop all, and fail for one that did not end well by itself."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import os
 import secrets
-import subprocess
-import sys
 from collections.abc import Callable, Generator
 from datetime import UTC, datetime
 from typing import Any
@@ -19,6 +17,7 @@ from websockets.sync.client import connect
 
 from tests.e2e.gateway.served import auth
 from tests.e2e.gateway.test_doors import AGENT, CHAT, at_the_console
+from tests.services.cli.process import run as run_command
 from tests.waiting import eventually_sync
 from tokenbus.bus.dead_letters import DeadLetter
 from tokenbus.bus.keys import Keys
@@ -69,11 +68,9 @@ def http(bus: LocalBus) -> Generator[httpx.Client]:
 
 def command(bus: LocalBus, *arguments: str, code: int | None = 0) -> str:
     """What it printed. ``code``: its exit code; None: any."""
-    env = {**os.environ, **bus.environment}
-    asked = [sys.executable, "-m", "tokenbus_services.cli", *arguments]
-    ended = subprocess.run(asked, env=env, capture_output=True, text=True, check=False)
-    assert code in (None, ended.returncode), ended.stderr
-    return ended.stdout
+    ended = asyncio.run(run_command(*arguments, **bus.environment))
+    assert code in (None, ended.code), ended.err
+    return ended.out
 
 
 def begun(http: httpx.Client, model: str = "slow", **more: Any) -> str:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import sys
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -15,6 +12,7 @@ import msgspec
 import pytest
 
 from tests.e2e.gateway.served import auth
+from tests.services.cli.process import run as run_command
 from tests.waiting import eventually
 from tokenbus import Client, Run, TreeCursor, TreeStep
 from tokenbus.bus.erase import erase_runs, remains, with_children
@@ -493,12 +491,8 @@ async def test_the_command_shows_a_tree_and_goes_on_after_a_cursor(bus: LocalBus
     steps = await steps_of(client, run.id)
 
     async def shown(*more: str) -> tuple[list[dict[str, Any]], int | None]:
-        command = ("-m", "tokenbus_services.cli", "follow", "--tree", "--json", run.id, *more)
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, *command, stdout=asyncio.subprocess.PIPE, env={**os.environ, **bus.environment}
-        )
-        out, _ = await process.communicate()
-        return [json.loads(line) for line in out.splitlines()], process.returncode
+        ended = await run_command("follow", "--tree", "--json", run.id, *more, **bus.environment)
+        return [json.loads(line) for line in ended.out.splitlines()], ended.code
 
     lines, code = await shown()
     assert code == 0

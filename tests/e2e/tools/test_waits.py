@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
 import sys
 import time
 from collections.abc import AsyncGenerator, Generator
@@ -15,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.services.cli.process import run as run_command
 from tests.waiting import eventually
 from tokenbus import Client, Run, WaitInfo
 from tokenbus.errors import AlreadyDecided, RequestInvalid, WaitNotFound
@@ -437,40 +436,34 @@ async def test_a_question_is_answered_over_http_and_by_a_command(bus: LocalBus, 
     late = over_http(bus, "POST", path, json={"type": "answer", "decision": "decline"})
     assert (late.status_code, "already_decided" in late.text) == (409, True)
     await asks(client, run, "Book 7?")
-    listed = command(bus, "waiting", run.id)
-    assert [line.split("  ")[2:4] for line in listed.stdout.splitlines()] == [["answer", "Book 7?"]]
-    wrong_type = command(bus, "answer", run.id, "--content", '{"sure": "yes"}')
-    assert (wrong_type.returncode, "content.sure" in wrong_type.stderr) == (2, True)
-    assert command(bus, "answer", run.id, "--content", '{"sure": true}', "--by", "bob").returncode == 0
+    listed = await run_command("waiting", run.id, **bus.environment)
+    assert [line.split("  ")[2:4] for line in listed.out.splitlines()] == [["answer", "Book 7?"]]
+    wrong_type = await run_command("answer", run.id, "--content", '{"sure": "yes"}', **bus.environment)
+    assert (wrong_type.code, "content.sure" in wrong_type.err) == (2, True)
+    assert (
+        await run_command("answer", run.id, "--content", '{"sure": true}', "--by", "bob", **bus.environment)
+    ).code == 0
     events = await events_of(run)
     assert results(events) == ["LH1/7"]
     assert [(by, door) for _, _, by, door in resumed(events)] == [("ann", "http"), ("bob", "cli")]
 
 
-def command(bus: LocalBus, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tokenbus_services.cli", *arguments],
-        env={**os.environ, **bus.environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 async def test_the_commands(bus: LocalBus, client: Client) -> None:
     run = await begun(client, bus, "pays twice", "pay", waits=2)
-    listed = command(bus, "waiting", run.id)
-    assert [line.split("  ")[2:4] for line in listed.stdout.splitlines()] == [
+    listed = await run_command("waiting", run.id, **bus.environment)
+    assert [line.split("  ")[2:4] for line in listed.out.splitlines()] == [
         ["approval", 'pay {"amount":500}'],
         ["approval", 'pay {"amount":900}'],
     ]
-    several = command(bus, "approve", run.id)
-    assert (several.returncode, "name one" in several.stderr) == (2, True)
-    first, second = (line.split("  ")[1] for line in listed.stdout.splitlines())
-    assert command(bus, "deny", run.id, first, "--reason", "no", "--by", "ann").returncode == 0
-    assert command(bus, "approve", run.id, "--arguments", '{"amount": 7}', "--by", "ann").returncode == 0
-    late = command(bus, "deny", run.id, second)
-    assert (late.returncode, "decided before: allow by ann, over cli" in late.stderr) == (1, True)
+    several = await run_command("approve", run.id, **bus.environment)
+    assert (several.code, "name one" in several.err) == (2, True)
+    first, second = (line.split("  ")[1] for line in listed.out.splitlines())
+    assert (await run_command("deny", run.id, first, "--reason", "no", "--by", "ann", **bus.environment)).code == 0
+    assert (
+        await run_command("approve", run.id, "--arguments", '{"amount": 7}', "--by", "ann", **bus.environment)
+    ).code == 0
+    late = await run_command("deny", run.id, second, **bus.environment)
+    assert (late.code, "decided before: allow by ann, over cli" in late.err) == (1, True)
     events = await events_of(run)
     assert results(events) == ["the call was denied, and did not run: no", '{"amount":7}']
     assert [(by, door) for _, _, by, door in resumed(events)] == [("ann", "cli")] * 2
