@@ -18,6 +18,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from tests.e2e.gateway.served import auth, gateway_routes
+from tests.rows import over_rows
 from tests.services.cli.process import running
 from tests.waiting import eventually, eventually_sync
 from tokenbus.bus.audit import AuditEntry
@@ -352,7 +353,7 @@ NOT_RUNS = ("/models/", "/models/{")
 """Paths with a parameter that is not a run."""
 
 
-@pytest.mark.parametrize(("method", "path"), ROUTES, ids=lambda part: part)
+@over_rows(("method", "path"), ROUTES)
 def test_no_route_answers_without_a_key(http: httpx.Client, method: str, path: str) -> None:
     """A path that only Anthropic's clients use is none for others, who get the 404 of an unknown one."""
     url = re.sub(r"\{[^}]*\}", "some", path)
@@ -360,11 +361,16 @@ def test_no_route_answers_without_a_key(http: httpx.Client, method: str, path: s
     assert {answer.status_code for answer in answers} - {404} == {401}, [answer.text for answer in answers]
 
 
-@pytest.mark.parametrize(
-    ("method", "path"), [r for r in ABOUT_A_RUN if not any(n in r[1] for n in NOT_RUNS)], ids=lambda p: p
-)
-def test_another_tenants_run_looks_like_an_unknown_one(http: httpx.Client, method: str, path: str) -> None:
-    run = chat(http, ADA).headers["x-tokenbus-run"]
+@pytest.fixture(scope="module")
+def run_of_ada(http: httpx.Client) -> str:
+    return chat(http, ADA).headers["x-tokenbus-run"]
+
+
+@over_rows(("method", "path"), [r for r in ABOUT_A_RUN if not any(n in r[1] for n in NOT_RUNS)])
+def test_another_tenants_run_looks_like_an_unknown_one(
+    http: httpx.Client, run_of_ada: str, method: str, path: str
+) -> None:
+    run = run_of_ada
 
     def answer(key: Any, name: str) -> tuple[int, str]:
         got = http.request(method, re.sub(r"\{[^}]*\}", name, path), json={}, headers=auth(key))
