@@ -102,8 +102,8 @@ class RunCreation:
         *,
         session: str | None = None,
     ) -> scripts.ScriptCall:
-        """The call that accepts the request. ``notes``: for the run's first event. ``session``: which the run is of, if it
-        is a child run in one.
+        """The call that accepts the request. ``notes``: for the run's first event. ``session``: which the run is of, if
+        it is a child run in one.
         """
         run = run_of(request, item)
         now = self._server.clock.now_ms()

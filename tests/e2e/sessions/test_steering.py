@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -139,3 +140,40 @@ async def test_the_fetcher_that_reads_the_next_answer_may_die(server_url: str, k
         assert over_http(provider) == [0, 2]
         assert asked(provider, 2) == asked(provider, 1) == CONVERSATION
         assert texts(await session.messages()) == [*CONVERSATION, ("assistant", "Short.")]
+
+
+async def test_a_redirect_takes_the_key_of_the_provider_nowhere(server_url: str, keys: Keys, tmp_path: Path) -> None:
+    came: list[bytes] = []
+
+    async def elsewhere(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        came.append(await reader.read(1))
+        writer.close()
+
+    async def redirects(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(
+            b"HTTP/1.1 302 Found\r\nlocation: ws://127.0.0.1:%d/\r\ncontent-length: 0\r\n\r\n" % port_of(other)
+        )
+        writer.close()
+
+    def port_of(server: asyncio.Server) -> int:
+        return server.sockets[0].getsockname()[1]
+
+    asked: list[bytes] = []
+    async with (
+        await asyncio.start_server(elsewhere, "127.0.0.1", 0) as other,
+        await asyncio.start_server(redirects, "127.0.0.1", 0) as server,
+    ):
+        url = f"http://127.0.0.1:{port_of(server)}"
+        table = provider_table("steering", "openai-responses", url, "steering = true")
+        async with (
+            fleet(tmp_path, server_url, keys, url, PIPELINE, table),
+            Client(server_url, prefix=keys.prefix) as bus,
+        ):
+            session = bus.session("redirected")
+            await session.configure({"provider": "steering", "model": "steered"})
+            await session.send("hello")
+            steps = await told(session, run_over)
+    assert asked
+    assert not came
+    assert [step.event.status for step in steps if isinstance(step.event, RunEnded)] == ["failed"]

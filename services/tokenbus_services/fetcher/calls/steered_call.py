@@ -307,15 +307,22 @@ async def _connected(request: httpx.Request, timeout_s: float) -> ClientConnecti
     from websockets.asyncio.client import connect
     from websockets.exceptions import InvalidStatus, WebSocketException
 
+    class Connect(connect):
+        """Takes a redirect for the refusal that it is, as a call over HTTP does: the key goes to no other place."""
+
+        def process_redirect(self, exc: Exception) -> Exception:
+            return exc
+
     secure = request.url.scheme == "https"
     try:
-        return await connect(
+        return await Connect(
             str(request.url.copy_with(scheme="wss" if secure else "ws")),
             additional_headers=[(n, v) for n, v in request.headers.multi_items() if n not in _OF_HTTP],
             user_agent_header=None,
             compression=None,
             open_timeout=timeout_s,
             max_size=MOST_BYTES,
+            max_queue=1,
             ssl=trust() if secure else None,
         )
     except InvalidStatus as e:
