@@ -36,7 +36,10 @@ async def listing(*, as_json: bool) -> None:
             some = False
             async for entry in newest_records(server, keys):
                 some = True
-                print(msgspec.json.encode(entry).decode() if as_json else output.safe(_line(entry)))
+                if as_json:
+                    output.print_json(entry)
+                else:
+                    print(output.safe(_line(entry)))
     if not some and not as_json:
         print("no recorded runs; [records] in the settings turns recording on", file=sys.stderr)
 

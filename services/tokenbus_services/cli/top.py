@@ -24,7 +24,7 @@ from tokenbus_services.cli import connect as reaching
 from tokenbus_services.cli.inspect import Trouble, TroubleObserver
 from tokenbus_services.cli.render import output
 from tokenbus_services.cli.render.event_text import failure, per_second, size, time_span
-from tokenbus_services.cli.render.output import safe
+from tokenbus_services.cli.render.output import print_json, safe
 from tokenbus_services.runtime.deployment_snapshot import (
     DeploymentReader,
     DeploymentSnapshot,
@@ -65,7 +65,7 @@ async def top(*, every_s: float, once: bool, as_json: bool) -> None:
             if isinstance(found, ServerUnavailable):
                 raise found
             if as_json:
-                print(msgspec.json.encode(found).decode(), flush=True)
+                print_json(found)
             else:
                 print(output.safe("\n".join(lines(found))), end="\n" if once else "\n\n", flush=True)
             if once:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from datetime import datetime
 from typing import Any
 
@@ -13,6 +12,8 @@ from tokenbus.errors import RequestInvalid
 from tokenbus.events.public import Resumed, Waiting
 from tokenbus.events.requests import Answer, Approval, ToolResult, WaitDecision
 from tokenbus.events.waits import Verdict, WaitKind
+from tokenbus_services.cli.render.event_text import shortened
+from tokenbus_services.terminal_text import visible
 
 HINTS: dict[WaitKind, str] = {
     "approval": "yes, no REASON, or yes {…} with other arguments",
@@ -34,16 +35,12 @@ _DECIDED: dict[Verdict, str] = {
     "result": "the result came",
 }
 _MOST_CHARS = 4000
-_FORMAT = ("Cf", "Zl", "Zp")
-"""Categories of characters that are not seen, and change how others are shown."""
 
 
 def text_of(ask: Waiting) -> str:
     """All that a person must read to decide: what is asked, the call, and until when."""
     lines = [ask.text or _QUESTIONS[ask.what], *((ask.url,) if ask.url else ())]
-    shown = call(ask)
-    if len(shown) > _MOST_CHARS:
-        shown = f"{shown[:_MOST_CHARS]}… ({len(shown)} characters; `tokenbus waiting {ask.run} --json` has them all)"
+    shown = shortened(call(ask), _MOST_CHARS, ask.run)
     until = datetime.fromtimestamp(ask.deadline_ms / 1000).astimezone().strftime("%Y-%m-%d %H:%M")
     return "\n".join([*map(visible, lines), shown, f"until {until}, then {ask.on_deadline}"])
 
@@ -60,16 +57,6 @@ def fate_of(event: Resumed) -> str:
     by = f" by {event.by}" if event.by else ""
     more = "".join(f": {part}" for part in (event.reason, event.arguments) if part)
     return visible(f"{event.tool_name} {_DECIDED[event.decision]}{by}, over {event.door}{more}")
-
-
-def visible(text: str) -> str:
-    """The text with characters that hide or reorder others written as in JSON, so that what is read is what runs."""
-    return "".join(_escaped(each) if unicodedata.category(each) in _FORMAT else each for each in text)
-
-
-def _escaped(character: str) -> str:
-    units = character.encode("utf-16-be", "surrogatepass")
-    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
 
 def decided(ask: Waiting | None, line: str, by: str) -> WaitDecision | None:

@@ -29,7 +29,7 @@ from tokenbus_services.cli.chat import asking
 from tokenbus_services.cli.chat.conversation import COMMANDS, LEAVING, Conversation
 from tokenbus_services.cli.chat.rows import Row, Rows
 from tokenbus_services.cli.chat.transcript import Piece
-from tokenbus_services.terminal_text import safe
+from tokenbus_services.terminal_text import safe, visible
 
 _REDRAW_S = 0.04
 _WAITING_CHARS = 60
@@ -193,7 +193,7 @@ class _Words(Completer):
         text = document.text_before_cursor
         ask = self._conversation.ask
         if text == "yes " and ask and ask.what == "approval" and ask.arguments:
-            yield Completion(asking.visible(ask.arguments))
+            yield Completion(visible(ask.arguments))
         if not text.startswith("/"):
             return
         command, space, argument = text.partition(" ")

@@ -18,6 +18,13 @@ NoPublic = Decided | sessions.SessionEvent
 """Events that are in no run's log."""
 
 
+def shortened(text: str, most: int, run: str) -> str:
+    """What a run waits for, cut to ``most`` characters: then it says how many there are, and what shows them."""
+    if len(text) <= most:
+        return text
+    return f"{text[:most]}… ({len(text)} characters; `tokenbus waiting {run} --json` has them all)"
+
+
 def name(event: TopicEvent) -> str:
     """Return the event's type, as on the wire."""
     if isinstance(event, public.UnknownEvent):

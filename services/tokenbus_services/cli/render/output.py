@@ -24,7 +24,7 @@ from tokenbus.events.public import (
 )
 from tokenbus_services.cli.render import event_text as wording
 from tokenbus_services.cli.render.event_text import NoPublic
-from tokenbus_services.terminal_text import safe
+from tokenbus_services.terminal_text import safe, safe_json
 
 Show = Callable[[TopicEvent], None]
 
@@ -47,7 +47,7 @@ def showing(*, as_json: bool = False, many_runs: bool = False) -> Generator[Show
 
 
 def print_json(value: object) -> None:
-    write(msgspec.json.encode(value) + b"\n")
+    write(safe_json(msgspec.json.encode(value)) + b"\n")
 
 
 def fields_of(event: TopicEvent) -> dict[str, object]:
@@ -62,11 +62,11 @@ def write(data: bytes) -> None:
 
 
 def _show_json(event: TopicEvent) -> None:
-    write(encode(event.fields if isinstance(event, UnknownEvent) else event) + b"\n")
+    write(safe_json(encode(event.fields if isinstance(event, UnknownEvent) else event)) + b"\n")
 
 
 def _show_line(event: TopicEvent) -> None:
-    _write(wording.one_line(event) + "\n")
+    _write(safe(wording.one_line(event)) + "\n")
 
 
 def _write(text: str) -> None:
@@ -112,7 +112,7 @@ class PlainText:
         return text
 
     def _marked(self, mark: str, text: str) -> str:
-        lines = "".join(f"[{mark}] {line}".rstrip() + "\n" for line in text.splitlines() or [""])
+        lines = "".join(f"[{mark}] {safe(line)}".rstrip() + "\n" for line in text.splitlines() or [""])
         begin = self._fresh_line()
         self._at_line_start = True
         return begin + lines

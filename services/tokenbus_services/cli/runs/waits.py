@@ -16,6 +16,8 @@ from tokenbus.events.waits import Verdict, WaitKind
 from tokenbus_services.cli import connect as reaching
 from tokenbus_services.cli.audit import noted_apart
 from tokenbus_services.cli.render import output
+from tokenbus_services.cli.render.event_text import shortened
+from tokenbus_services.terminal_text import in_one_line
 
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 _SHOWN_CHARS = 200
@@ -37,9 +39,8 @@ async def listing(run: str | None, *, tenant: str | None, limit: int, as_json: b
 
 def line(info: WaitInfo, now_ms: int) -> str:
     """One wait in one line: run, wait, what for, the call or the question, and the time left."""
-    asked = info.text or f"{info.tool_name} {info.arguments or ''}".strip()
-    if len(asked) > _SHOWN_CHARS:
-        asked = f"{asked[:_SHOWN_CHARS]}…"
+    asked = in_one_line(info.text or f"{info.tool_name} {info.arguments or ''}".strip())
+    asked = shortened(asked, _SHOWN_CHARS, info.run)
     left_s = max(0, info.deadline_ms - now_ms) // 1000
     return "  ".join((info.run, info.wait, info.what, asked, f"{_time(left_s)} left, then {info.on_deadline}"))
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
+import msgspec
+
 from tests.services.cli.events import EventFactory
+from tokenbus import WaitInfo
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.public import ImageRef, PublicEvent
 from tokenbus_services.cli.render.event_text import error, one_line
 from tokenbus_services.cli.render.output import PlainText
+from tokenbus_services.cli.runs.waits import line
 from tokenbus_services.cli.up.command import log_line
+from tokenbus_services.terminal_text import safe_json
 
 
 def written(events: Iterable[PublicEvent]) -> str:
@@ -115,3 +120,27 @@ def test_an_errors_place_is_named_once():
     assert error(told) == "key_missing: provider a: A_KEY is not set"
     apart = ErrorInfo(code="provider_error", kind="overloaded", message="later", where="attempt 2", status=529)
     assert error(apart) == "provider_error: later (attempt 2, HTTP 529)"
+
+
+HOSTILE = "\x1b]0;title\x07\x9b2J\u202egnp"
+
+
+def test_what_is_said_about_a_run_moves_no_cursor_in_a_file_that_is_shown_later():
+    events_of = EventFactory()
+    problem = ErrorInfo(code=HOSTILE, kind="server", message=HOSTILE)
+    failed = msgspec.structs.replace(events_of.failed(), error=problem)
+    for said in (written([failed]), written([events_of.block(0, "thinking", content=HOSTILE)])):
+        assert not set(said) & set(HOSTILE[0] + "\x07\x9b\u202e")
+
+
+def test_json_on_the_command_line_is_the_same_without_control_characters():
+    data = msgspec.json.encode({"text": HOSTILE + "é"})
+    assert not set(safe_json(data).decode()) & set("\x1b\x07\x9b")
+    assert json.loads(safe_json(data)) == json.loads(data)
+
+
+def test_a_wait_is_one_row_whatever_its_question_says_and_tells_how_much_is_cut():
+    asked = {"what": "answer", "tool_id": "t1", "tool_name": "ask", "since_ms": 0, "deadline_ms": 1}
+    row = line(WaitInfo(run="r1", wait="0.0", text="sure?\nr2  0.0\u202e\u200b" + "x" * 300, **asked), now_ms=0)
+    assert row.startswith("r1  0.0  answer  sure?\\nr2  0.0\\u202e\\u200bxxx")
+    assert "… (326 characters; `tokenbus waiting r1 --json` has them all)" in row
