@@ -80,24 +80,25 @@ async def run(choice: Choice, *, dry_run: bool, rewrite: bool, as_json: bool) ->
             sessions = [each async for each in _sessions(bus, choice)]
             chosen = {each async for each in _runs(bus, server, keys, choice, sessions)}
             runs = await with_children(server, keys, chosen)
+            refs = [session_ref(tenant, name) for tenant, name in sessions]
             facts: dict[str, Any] = {"runs": len(runs), "sessions": len(sessions)}
             archive = archive_of(settings.blobs) if await has_archive(server, keys) else None
             if dry_run:
-                found = await remains(server, keys, runs)
+                found = await remains(server, keys, runs, refs)
                 found["archived logs"] = await _archived(archive, choice, runs) if archive else 0
                 _print({**facts, "found": found}, as_json=as_json)
                 return 0
             blobs, others = await _blobs_of(bus, server, keys, runs)
             for tenant, name in sessions:
                 await bus.session(name, tenant=tenant).delete()
-            erased = await erase_runs(server, keys, runs)
+            erased = await erase_runs(server, keys, runs, refs)
             if archive:
                 erased.found["archived logs"], more = await _erase_archived(archive, choice, runs - set(erased.open))
                 blobs = {blob_id for blob_id in blobs | more - others if not await archive.names(blob_id)}
             if choice.of_many and choice.tenant:
                 erased.found["conversations"] = await ConversationStore.erase(server, keys, choice.tenant)
             erased.found["blobs"], kept = await _erase_blobs(settings.blobs, blobs)
-            left = await remains(server, keys, runs - set(erased.open))
+            left = await remains(server, keys, runs - set(erased.open), refs)
             if archive:
                 left["archived logs"] = await _archived(archive, choice, runs - set(erased.open))
             named = {"names": sorted(runs)} if len(runs) <= NAMED else {}

@@ -16,6 +16,8 @@ from typing import cast
 import msgspec
 
 from tokenbus import Client, Receipt, Session, SessionCursor, SessionInfo, SessionStep
+from tokenbus.bus.erase import erase_runs, with_children
+from tokenbus.bus.server.server import translated
 from tokenbus.client.deployment import Deployment
 from tokenbus.client.publishing import new_run_id
 from tokenbus.client.sessions.history import history_bytes, steered_turns
@@ -34,7 +36,7 @@ from tokenbus.events.requests import (
     WhenBusy,
     Withdraw,
 )
-from tokenbus.events.sessions import Fate, session_ref
+from tokenbus.events.sessions import Fate, SessionRun, session_ref
 from tokenbus_services.gateway.audit import Changes
 from tokenbus_services.gateway.budgets.holds import named_in, new_hold
 from tokenbus_services.gateway.callers import AccessControl, Admitted, Caller
@@ -118,7 +120,7 @@ class SessionDoor:
                     caller, session, item, surface=surface, append=append, metadata=metadata
                 )
             case Delete():
-                await session.delete(append=append)
+                await self._delete(session, session_ref(session.tenant, name), append)
                 receipt = Receipt(append, await session.fate(append) or Fate(state="delivered"))
             case _:
                 receipt = await session.append(item, append=append)
@@ -128,6 +130,17 @@ class SessionDoor:
             action = f"session.{item.__struct_config__.tag}"
             await self._changes.note(caller, surface, action, session=name, append=append, run=receipt.fate.run)
         return receipt, headers
+
+    async def _delete(self, session: Session, ref: str, append: str) -> None:
+        """Delete the session, then what its runs left elsewhere, as any erasure does."""
+        server, keys = self._deployment.server, await self._deployment.keys_of(ref)
+        with translated(server):
+            made, count = await server.client.hmget(keys.session(ref), ["made", "runs"])
+            runs = {SessionRun(ref, made.decode(), n).id for n in range(int(count or 0))} if made else set[str]()
+            runs = await with_children(server, keys, runs)  # as long as the runs say which there are
+        await session.delete(append=append)
+        with translated(server):
+            await erase_runs(server, keys, runs, [ref])
 
     async def say(
         self,

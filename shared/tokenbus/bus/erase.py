@@ -27,6 +27,7 @@ from tokenbus.bus.server.stream_reader import id_key
 from tokenbus.bus.topology import POLICY, STAGES
 from tokenbus.bus.webhooks import deliveries_of
 from tokenbus.events.child_runs import child_id
+from tokenbus.events.sessions import session_ref
 
 PAGE = 500
 PASSING_S = 5.0
@@ -37,7 +38,10 @@ LATER_MS = 60_000
 
 
 class _OfRun(msgspec.Struct):
+    type: str = ""
     run: str = ""
+    session: str | None = None
+    tenant: str = ""
 
 
 _of_run = msgspec.json.Decoder(_OfRun)
@@ -60,6 +64,8 @@ class _Window(msgspec.Struct):
     """Where a partition's topics may have events of the runs: all of it if a run's times are unknown."""
 
     runs: set[str]
+    sessions: set[str] = msgspec.field(default_factory=set[str])
+    """Of these the topic of sessions is searched, whatever the times."""
     since_ms: int | None = None
     until_ms: int | None = None
 
@@ -84,9 +90,10 @@ async def with_children(server: Server, keys: Keys, runs: Collection[str]) -> se
     return found
 
 
-async def erase_runs(server: Server, keys: Keys, runs: Collection[str]) -> Erased:
-    """Delete all that the server has of these runs and of their child runs, unless they are open; idempotent. Raises
-    redis-py's errors; a part may be deleted then.
+async def erase_runs(server: Server, keys: Keys, runs: Collection[str], sessions: Collection[str] = ()) -> Erased:
+    """Delete all that the server has of these runs and of their child runs, unless they are open; idempotent.
+    ``sessions``: what deleted ones of these (`session_ref`) left on the topic, too, but for the event that says it.
+    Raises redis-py's errors; a part may be deleted then.
     """
     erased = Erased()
     runs = await with_children(server, keys, runs)
@@ -112,6 +119,7 @@ async def erase_runs(server: Server, keys: Keys, runs: Collection[str]) -> Erase
     for run in set(runs) - set(erased.open):
         window = windows.setdefault(names[run], _Window(set()))
         _widen(window, run, *facts[run][:2])
+    _add_sessions(keys, windows, sessions)
     for partition, window in windows.items():
         await _clean_inputs(server, keys, partition, window.runs)
         await _recorded(server, keys.topic(partition, "records"), window.runs)
@@ -127,8 +135,10 @@ async def erase_runs(server: Server, keys: Keys, runs: Collection[str]) -> Erase
     return erased
 
 
-async def remains(server: Server, keys: Keys, runs: Collection[str]) -> Counter[str]:
-    """Search the whole server for these runs: how much there is, by place. Raises redis-py's errors."""
+async def remains(server: Server, keys: Keys, runs: Collection[str], sessions: Collection[str] = ()) -> Counter[str]:
+    """Search the whole server for these runs, and the topic for these sessions: how much there is, by place. Raises
+    redis-py's errors.
+    """
     found = Counter[str]()
     await locate(server, keys, *runs)
     for page in _pages(runs):
@@ -143,6 +153,7 @@ async def remains(server: Server, keys: Keys, runs: Collection[str]) -> Counter[
     windows: dict[int, _Window] = {}
     for run in runs:
         windows.setdefault(keys.partition_of(run), _Window(set())).runs.add(run)
+    _add_sessions(keys, windows, sessions)
     for partition, window in windows.items():
         for topic in TOPICS:
             async for _, ids in _events(server, keys, partition, topic, window):
@@ -247,12 +258,15 @@ async def _events(
     server: Server, keys: Keys, partition: int, topic: SubscribedTopic, window: _Window
 ) -> AsyncIterator[tuple[str, list[str]]]:
     """The ids of the entries of these runs, in pages."""
-    begin = "-" if window.since_ms is None else str(window.since_ms)
-    end = "+" if window.until_ms is None else str(window.until_ms)
+    always = topic == "sessions" and window.sessions
+    begin = "-" if window.since_ms is None or always else str(window.since_ms)
+    end = "+" if window.until_ms is None or always else str(window.until_ms)
     stream = keys.topic(partition, topic)
     ids: list[str] = []
     async for entry_id, data in topic_entries(server, stream, begin, end):
-        if run_in(data) in window.runs:
+        of = _of(data)
+        of_session = always and of.type != "deleted" and session_ref(of.tenant, of.session or "") in window.sessions
+        if of.run in window.runs or of_session:
             ids.append(entry_id)
         if len(ids) == PAGE:
             yield stream, ids
@@ -263,10 +277,20 @@ async def _events(
 
 def run_in(data: bytes) -> str:
     """The run of an event; empty if it names none."""
+    return _of(data).run
+
+
+def _of(data: bytes) -> _OfRun:
     try:
-        return _of_run.decode(data).run
+        return _of_run.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return ""
+        return _OfRun()
+
+
+def _add_sessions(keys: Keys, windows: dict[int, _Window], sessions: Collection[str]) -> None:
+    for ref in sessions:  # one that is gone cannot be located
+        for partition in keys.places(ref):
+            windows.setdefault(partition, _Window(set())).sessions.add(ref)
 
 
 def _widen(window: _Window, run: str, accepted: bytes | None, ended: bytes | None) -> None:

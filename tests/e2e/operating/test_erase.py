@@ -39,6 +39,20 @@ async def told_of(server: Server, keys: Keys, count: int) -> bool:
     return await Deliveries(server, keys, "away").waiting() == count
 
 
+async def delete_a_session(http: httpx.AsyncClient, server: Server, keys: Keys) -> None:
+    """What a session and its run said is nowhere after DELETE."""
+    events = "/sessions/gone/events"
+    request = {"model": f"anthropic/{FORGOTTEN}"}
+    made = await http.post(events, json={"item": {"type": "configure", "request": request}})
+    assert made.status_code == 200, made.text
+    said = await http.post(events, json={"item": {"type": "message", "content": "hello"}})
+    await ended(server.client, keys, [said.json()["fate"]["run"]])
+    await eventually(lambda: told_of(server, keys, 2))
+    assert await keys_of_content(server, keys, FORGOTTEN)
+    assert (await http.delete("/sessions/gone")).status_code == 204
+    assert await keys_of_content(server, keys, FORGOTTEN) == set()
+
+
 async def test_what_is_erased_is_nowhere_and_what_is_anothers_stays(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,9 +107,10 @@ async def test_what_is_erased_is_nowhere_and_what_is_anothers_stays(
             assert await keys_of_content(server, keys, FORGOTTEN) == set()
             unknown = await http.delete(path)
             assert unknown.status_code == 404
+            await delete_a_session(http, server, keys)
 
         entries = [json.loads(line) for line in (await run("audit", "--json", **env)).out.splitlines()]
-        assert [entry["action"] for entry in entries] == ["erase", "erase"]
-        assert entries[0]["facts"]["run"] in response["id"]
-        assert entries[1]["facts"]["tenant"] == "acme"
-        assert "@" in entries[1]["by"]
+        assert [entry["action"] for entry in entries] == ["session.delete", "session.configure", "erase", "erase"]
+        assert entries[2]["facts"]["run"] in response["id"]
+        assert entries[3]["facts"]["tenant"] == "acme"
+        assert "@" in entries[3]["by"]
