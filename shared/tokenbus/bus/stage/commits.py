@@ -94,11 +94,24 @@ class Commits:
         one.
         """
         for part, batch in worked:
-            for poison in batch.poison:
-                await self._dead_letter(part, poison)
+            if batch.poison and await self._stands(part, batch):
+                for poison in batch.poison:
+                    await self._dead_letter(part, poison)
         together = [self._call_of(*each) for each in worked if not each[1].commit.is_large]
         replies = iter(await self._submit_together(together) if together else ())
         return [await self._submit_large(*each) if each[1].commit.is_large else next(replies) for each in worked]
+
+    async def _stands(self, part: Partition, batch: AppliedBatch) -> bool:
+        """Whether the server is where the batch begins. After a fail-over that lost what came before, its frames are
+        applied to a state that does not count, and its commit is refused.
+        """
+        token, offset = await retry_until_available(
+            self._server,
+            lambda: self._server.client.hmget(part.lease_key, ["token", "offset"]),
+            what=self._what,
+            stop_if=self._is_closed,
+        )
+        return token == part.token.encode() and offset == batch.begin.encode()
 
     async def _submit_together(self, calls: Sequence[scripts.ScriptCall]) -> list[list[Any]]:
         try:
@@ -277,6 +290,9 @@ class Commits:
         """Write the poison frame to the dead stream before the commit: a crash in between may duplicate it but never
         lose it.
         """
+        if poison.cause:
+            what = "%s partition %d: entry %s, run %s"
+            log.error(what, self._group, part.number, poison.entry_id, poison.run, exc_info=poison.cause)
         entry = DeadLetter(
             reason=poison.reason,
             stage=self._group,

@@ -48,6 +48,8 @@ class Poison(msgspec.Struct, frozen=True):
     reason: str
     size: int | None = None
     """Size of the frame in bytes, if it could not be read."""
+    cause: Exception | None = None
+    """What was raised, if that is a defect."""
 
 
 class AppliedBatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -356,12 +358,11 @@ class Partition:
                 self.logic.apply(run, frame)
             except Exception as e:  # no exception from a poison frame may stop the partition
                 reason = f"{type(e).__name__}: {e}"
-                if not isinstance(e, TokenbusError):
-                    log.exception("%s partition %d: entry %s, run %s", self.group, self.number, entry_id, run)
                 public = public_reason(e, "the entry cannot be processed")
                 self.logic.fail(run, self._poison_error(entry_id, public))  # so does a replay, in the same way
                 if poison is not None:
-                    poison.append(Poison(run, entry_id, frame, reason))
+                    cause = None if isinstance(e, TokenbusError) else e
+                    poison.append(Poison(run, entry_id, frame, reason, cause=cause))
             if self.logic.is_open(run):
                 self.runs.changed(run, self.offset)
             elif self.runs.ended(run):

@@ -272,6 +272,22 @@ async def test_a_run_is_numbered_by_the_server_that_gave_the_lease(bench: Bench,
     assert await says(bench, run) == [("1-0", 1), ("1-1", 6), ("1-2", "end")]
 
 
+async def test_nothing_is_poison_that_follows_what_was_lost(bench: Bench, caplog: pytest.LogCaptureFixture):
+    [run] = bench.runs(0, 1)
+    await bench.feed(0, {run: b"+1"})
+    async with working(bench.stage("a")):
+        await eventually(bench.through)
+        past = await everything(bench.server, bench.keys)
+        await bench.feed(0, {run: b"+1"})
+        await eventually(bench.through)
+        await put_back(bench.server, bench.keys, past)
+        await bench.feed(0, {run: b"only after another entry, which the stage before will write again"})
+        await eventually(lambda: ended_by_loss(bench, run))
+        await eventually(bench.through)
+    assert await bench.server.client.xlen(bench.keys.dead) == 0
+    assert not [record.message for record in caplog.records if record.exc_info]
+
+
 class Busy(ToyLogic):
     """Publishes nothing, and begins work on its own with each frame that it sees, as that of the policies does."""
 
