@@ -236,12 +236,25 @@ _API_OF: dict[Callable[[Send], Any], str] = {
     many_blocks: "anthropic",
 }
 """Attacks that only make sense in one API."""
+KINDS: dict[str, tuple[Callable[[Send], Any], ...]] = {
+    "bombs": (gzip_bomb, gzip_bomb_in_a_bomb, bomb_as_an_error),
+    "endless lines": (endless_comments, endless_line, endless_head),
+    "drips": (silence, dripping_comments, dripping_pings, dripping_words),
+    "100,000 parts": (many_parts, many_parts_piecemeal, many_choices, many_blocks),
+}
+"""Attacks by what they take."""
+
+
+def names_of(way: Callable[[Send], Any]) -> list[str]:
+    """The providers at which an attack makes sense."""
+    return [NAMES[_API_OF[way]]] if way in _API_OF else [*NAMES.values()]
 
 
 def scene(run: str, chance: random.Random) -> tuple[Story, dict[str, Any]]:
     """A run with this attack: its story, and its request."""
     way = chance.choice(WAYS)
-    provider = NAMES[_API_OF.get(way) or chance.choice(APIS)]
+    names = names_of(way)
+    provider = names[0] if len(names) == 1 else chance.choice(names)
     story = Story(run=run, provider=provider, mode="chat", stream=True, on_failure="fail", fate="hostile", pieces=())
     request: dict[str, Any] = {
         "type": "generate",

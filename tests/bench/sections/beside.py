@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
@@ -65,7 +65,10 @@ def beside() -> list[Figure]:
         )
         companies = {
             f"{LARGE} runs of {len(_LARGE_TEXT) / 1e6:.0f} MB": Company(services, LARGE, _large()),
-            f"{HOSTILE} hostile answers": Company(services, HOSTILE, _hostile()),
+            f"{HOSTILE} hostile answers": Company(services, HOSTILE, _hostile(hostile.WAYS)),
+        } | {
+            f"{HOSTILE} answers with {what}": Company(services, HOSTILE, _hostile(ways))
+            for what, ways in hostile.KINDS.items()
         }
         _probes(services, lambda: None)  # warm
         return [figure for what, company in companies.items() for figure in _compared(services, what, company)]
@@ -168,9 +171,9 @@ def _large() -> Iterator[dict[str, object]]:
         yield {"provider": "large", "model": "large"}
 
 
-def _hostile() -> Iterator[dict[str, object]]:
-    for way in itertools.cycle(hostile.WAYS):
-        for name in hostile.NAMES.values():
+def _hostile(ways: Iterable[Callable[..., Any]]) -> Iterator[dict[str, object]]:
+    for way in itertools.cycle(ways):
+        for name in hostile.names_of(way):
             yield {"provider": name, "model": way.__name__, "on_failure": "fail"}
 
 
