@@ -9,7 +9,7 @@ export interface Answer {
   wait: string;
   decision_id: string;
   by?: string;
-  door?: "ag_ui" | "ai_sdk" | "anthropic" | "bus" | "chat" | "cli" | "console" | "deadline" | "http" | "openai";
+  door?: "ag_ui" | "ai_sdk" | "anthropic" | "bus" | "chat" | "cli" | "console" | "deadline" | "gemini" | "http" | "openai";
   metadata?: Record<string, unknown>;
   decision?: "accept" | "cancel" | "decline";
   content?: Record<string, unknown>;
@@ -67,7 +67,7 @@ export interface Approval {
   wait: string;
   decision_id: string;
   by?: string;
-  door?: "ag_ui" | "ai_sdk" | "anthropic" | "bus" | "chat" | "cli" | "console" | "deadline" | "http" | "openai";
+  door?: "ag_ui" | "ai_sdk" | "anthropic" | "bus" | "chat" | "cli" | "console" | "deadline" | "gemini" | "http" | "openai";
   metadata?: Record<string, unknown>;
   decision: "allow" | "deny";
   reason?: string;
@@ -709,7 +709,7 @@ export interface Resumed {
   decision: "accept" | "allow" | "cancel" | "decline" | "deny" | "result";
   decision_id: string;
   by?: string;
-  door: "ag_ui" | "ai_sdk" | "anthropic" | "bus" | "chat" | "cli" | "console" | "deadline" | "http" | "openai";
+  door: "ag_ui" | "ai_sdk" | "anthropic" | "bus" | "chat" | "cli" | "console" | "deadline" | "gemini" | "http" | "openai";
   at_ms: number;
   reason?: string;
   arguments?: string;
@@ -965,7 +965,7 @@ export interface ToolResult {
   wait: string;
   decision_id: string;
   by?: string;
-  door?: "ag_ui" | "ai_sdk" | "anthropic" | "bus" | "chat" | "cli" | "console" | "deadline" | "http" | "openai";
+  door?: "ag_ui" | "ai_sdk" | "anthropic" | "bus" | "chat" | "cli" | "console" | "deadline" | "gemini" | "http" | "openai";
   metadata?: Record<string, unknown>;
   content?: unknown;
   is_error?: boolean;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeAlias, cast
 
 import msgspec
@@ -38,10 +39,11 @@ from tokenbus_services.gateway.http_request import (
 )
 from tokenbus_services.gateway.metrics import GatewayMetrics
 from tokenbus_services.gateway.models import ModelTable
+from tokenbus_services.gateway.parked import ParkedRuns, until_parked
 from tokenbus_services.gateway.problem import Problem, Refusal, defect, of_exception, overloaded, restarting
 from tokenbus_services.gateway.request_spans import RequestSpans
 from tokenbus_services.gateway.runs import GatewayRun, GatewayRuns
-from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Translated
+from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayRequest, Translated, left_out_header
 from tokenbus_services.gateway.surfaces.surface import Surface
 from tokenbus_services.net.web_socket import OWNER, FairShare
 from tokenbus_services.settings import Settings
@@ -157,10 +159,62 @@ class Gateway:
         return HeldFrame(self.bodies, owner_of(websocket.scope), size)
 
     async def run(self, caller: Caller, surface: Surface, asked: GatewayRequest) -> RunAnswer:
-        """Publish a request and return its answer. Raises Refusal, TokenbusError."""
+        """Publish a request and return its answer. A request that gives results of calls for which a run waits is
+        answered with the rest of that run. Raises Refusal, TokenbusError.
+        """
         translated = surface.translate(asked, caller.rules)
+        if translated.given:
+            parked = ParkedRuns(self.runs, surface.door)
+            if translated.only_answers:
+                return await self._go_on(caller, surface, asked, translated, parked)
+            await parked.go_on_without(caller, translated.given)
         opened = await self.runs.publish(caller, surface, asked, translated)
-        return self.answer(opened, surface, asked, translated)
+        until = None
+        if translated.echo.get("bus_tools"):
+            until = partial(until_parked, self.runs, opened.id, surface.waits_for(opened.note))
+        return self.answer(opened, surface, asked, translated, until)
+
+    async def _go_on(
+        self, caller: Caller, surface: Surface, asked: GatewayRequest, translated: Translated, parked: ParkedRuns
+    ) -> RunAnswer:
+        """Answer results of calls with the rest of their run, which goes on without its client."""
+        decisions = await parked.of_calls(caller, translated.given)
+        if refused := await parked.send(caller, decisions):
+            raise refused
+        run, note = decisions.run, self.runs.note(surface, translated)
+        begun = (await self.runs.owned(run, caller)).note
+        known = {name: begun.echo[name] for name in ("api", "apis", "on_failure") if begun and name in begun.echo}
+        note = msgspec.structs.replace(note, echo={**note.echo, **known, "bus_tools": True})
+        use = AuditedRun(run=run, model=note.model)
+        rest = until_parked(
+            self.runs,
+            run,
+            surface.waits_for(note),
+            self.follow(surface, run, caller.key),
+            after=decisions.after,
+            decided=decisions.waits,
+        )
+        how = RunOfAnswer(
+            run=run,
+            events=use.watched(rest),
+            refusal=surface.refusal,
+            headers=left_out_header(note.left_out),
+            times=self.times,
+            use=use,
+        )
+        if not translated.stream:
+            return WholeRunAnswer(how, whole=lambda _: surface.whole(note, run))
+        return self._streamed(how, surface, lambda _: surface.encoder(asked, note, run))
+
+    def _streamed(
+        self, how: RunOfAnswer, surface: Surface, encoder: Callable[[PublicEvent], Encoder]
+    ) -> StreamedAnswer:
+        return StreamedAnswer(
+            msgspec.structs.replace(how, headers={**how.headers, **surface.stream_headers}),
+            encoder=encoder,
+            media_type=surface.media_type,
+            keep_alive=surface.keep_alive,
+        )
 
     def answer(
         self,
@@ -188,12 +242,7 @@ class Gateway:
         )
         if translated is None or not translated.stream:
             return WholeRunAnswer(how, whole=lambda first: surface.whole(opened.note_for(first), opened.id))
-        return StreamedAnswer(
-            msgspec.structs.replace(how, headers={**opened.headers, **surface.stream_headers}),
-            encoder=lambda first: surface.encoder(asked, opened.note_for(first), opened.id),
-            media_type=surface.media_type,
-            keep_alive=surface.keep_alive,
-        )
+        return self._streamed(how, surface, lambda first: surface.encoder(asked, opened.note_for(first), opened.id))
 
     def follow(
         self, surface: Surface, run: str, owner: str | None, *, after: int = -1, new: bool = False

@@ -1,4 +1,4 @@
-"""Responses of runs that wait for leave: where each ends, and the decisions with which a client goes on.
+"""Responses of runs that wait for their clients: where each ends, and the decisions with which a client goes on.
 
 A part of a run is a response of its own; see `surfaces.openai_responses.parts`. Everything follows from the run's log
 and what it still waits for, so any gateway goes on with it, days later.
@@ -7,6 +7,7 @@ and what it still waits for, so any gateway goes on with it, days later.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, cast
@@ -14,25 +15,27 @@ from typing import Any, cast
 import msgspec
 
 from tokenbus.errors import AlreadyDecided
-from tokenbus.events.public import Completed, PublicEvent, Resumed, Timing, Waiting
+from tokenbus.events.public import BlockComplete, PublicEvent, Resumed, Waiting
+from tokenbus.events.requests import Approval, WaitDecision
 from tokenbus_services.gateway.callers import Caller
-from tokenbus_services.gateway.parked import decision_of
+from tokenbus_services.gateway.parked import decision_of, no_wait, parted
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid
 from tokenbus_services.gateway.runs import GatewayRuns
 from tokenbus_services.gateway.surfaces.contract import GivenAnswer
 from tokenbus_services.gateway.surfaces.fields import Json
 from tokenbus_services.gateway.surfaces.openai_responses.parts import (
+    KINDS,
     Asked,
-    Given,
     Parts,
     approval_id,
     given_in,
     response_id,
+    says_more,
 )
+from tokenbus_services.gateway.surfaces.owed_calls import OwedCalls, call_name
 
-MARK = b'"mcp_approval_response"'
-"""In a body that may answer a request for leave."""
-_ASKS = ("mcp_approval_request", "item_reference")
+_MARK = re.compile(rb'"mcp_approval_response"|"wait_')
+"""In a body that may answer what a run waits for."""
 
 
 class Rest(msgspec.Struct, frozen=True):
@@ -51,11 +54,11 @@ async def of_part(
         async for event in events:
             number = parts.feed(event)
             if number > part:
-                yield _parted(event, event.seq)
+                yield parted(event, "tool_use", seq=event.seq)
                 return
             yield event
             if number == part and parts.asks and await _is_all(runs, run, parts):
-                yield _parted(event, event.seq + 1)
+                yield parted(event, "tool_use", seq=event.seq + 1)
                 return
 
 
@@ -76,6 +79,11 @@ async def begun(runs: GatewayRuns, run: str, part: int, wait_s: float) -> None:
         pass
 
 
+def may_answer(data: bytes) -> bool:
+    """Whether a body may answer what a run waits for; `decide` tells."""
+    return _MARK.search(data) is not None
+
+
 async def decide(runs: GatewayRuns, caller: Caller, body: Json) -> Rest | None:
     """Decide what the end of a request's input answers; None if that answers nothing that a run here asked.
 
@@ -86,57 +94,82 @@ async def decide(runs: GatewayRuns, caller: Caller, body: Json) -> Rest | None:
     given = given_in(items)
     if not given:
         return None
-    run = given[0].run
-    if any(each.run != run for each in given):
+    run = _run_of(given[-1])
+    if any(_run_of(each) != run for each in given):
         raise invalid("input", "answers requests of several responses")
     run = (await runs.owned(run, caller)).id
-    head = items[: len(items) - len(given)]
-    if head and head[-1].get("type") not in _ASKS:
-        raise invalid("input", "a request that answers `mcp_approval_request`s says nothing else: say it afterwards")
+    if says_more(items):
+        raise invalid("input", "a request that answers what a response asks says nothing else: say it afterwards")
     events = await runs.stored(run)
     part, asked, there = _asked(events, given)
     if not there:
         why = "the response that asks has not ended yet"
         raise Refusal(Problem(status=409, code="response_not_ended", message=why, kind="invalid_request", run=run))
-    answers = {each.wait for each in given}
+    answers = {wait: each for each in given if (wait := _wait_of(each)) in asked}
     still = {info.wait for info in await runs.waits.of_run(run)}
-    if left := [approval_id(run, wait) for wait in asked if wait in still and wait not in answers]:
+    if left := [_name(run, wait) for name, wait in asked.items() if name in still and name not in answers]:
         raise invalid("input", f"answers not all requests of the response: {', '.join(left)}")
-    for each in given:
-        await _decide(runs, caller, run, asked[each.wait], each)
+    known = {event.decision_id for event in events if isinstance(event, Resumed)}
+    for wait, each in answers.items():
+        decision = decision_of(run, asked[wait], each)
+        if decision.decision_id not in known:
+            await _decide(runs, caller, decision)
     return Rest(run, part + 1)
 
 
-async def _decide(runs: GatewayRuns, caller: Caller, run: str, wait: Waiting, given: Given) -> None:
-    answer = GivenAnswer(at=given.at, name=given.wait, approved=given.approve, reason=given.reason)
+async def _decide(runs: GatewayRuns, caller: Caller, decision: WaitDecision) -> None:
     try:
-        await runs.waits.decide(caller, "openai", decision_of(run, wait, answer))
+        await runs.waits.decide(caller, "openai", decision)
     except AlreadyDecided as e:  # it may have been somebody else, who wants the same
-        if (e.fate.decision == "allow") != given.approve:
+        if not isinstance(decision, Approval) or e.fate.decision != decision.decision:
             raise
 
 
-def _asked(events: Sequence[PublicEvent], given: Sequence[Given]) -> tuple[int, dict[str, Waiting], bool]:
-    """The part that asks, all that it asks, and whether it is over. Raises Refusal (404)."""
+def _run_of(given: GivenAnswer) -> str:
+    return given.name.rpartition(":")[0]
+
+
+def _wait_of(given: GivenAnswer) -> str:
+    return given.name.rpartition(":")[2]
+
+
+def _name(run: str, wait: Waiting) -> str:
+    return (approval_id if wait.what == "approval" else call_name)(run, wait.wait)
+
+
+def _asked(events: Sequence[PublicEvent], given: Sequence[GivenAnswer]) -> tuple[int, dict[str, Waiting], bool]:
+    """The part that asks for the last answer, all that it asks, and whether it is over. Raises Refusal (404)."""
     parts, by_part, last = Parts(), dict[int, dict[str, Waiting]](), 0
     for event in events:
         last = parts.feed(event)
-        if isinstance(event, Waiting) and event.what == "approval":
+        if isinstance(event, Waiting) and event.what in KINDS:
             by_part.setdefault(last, {})[event.wait] = event
-    for part, asked in by_part.items():
-        if all(each.wait in asked for each in given):
-            return part, asked, last > part or parts.asks
-    at = given[0].at + ".approval_request_id"
-    why = "no response asks for this"
-    raise Refusal(Problem(status=404, code="wait_not_found", message=why, kind="not_found", param=at))
+    waits = {wait: event for asked in by_part.values() for wait, event in asked.items()}
+    for each in given:
+        wait = waits.get(_wait_of(each))
+        if wait is None or (wait.what == "approval") != (each.approved is not None):
+            raise no_wait(each)
+    part, asked = next((n, asked) for n, asked in by_part.items() if _wait_of(given[-1]) in asked)
+    return part, asked, last > part or parts.asks
 
 
 def answers_of(run: str, part: int, events: Sequence[PublicEvent]) -> list[Json]:
     """The input of a later part: what was decided before it."""
-    parts, asked = Parts(), Asked(run)
-    numbered = [(parts.feed(event), event) for event in events]
-    found = [asked.decided(event) for number, event in numbered if number == part and isinstance(event, Resumed)]
-    return [item for item in found if item["type"] == "mcp_approval_response"]
+    parts, asked, owed, found = Parts(), Asked(run), OwedCalls(), list[Json]()
+    for event in events:
+        number, item = parts.feed(event), None
+        owed.feed(event)
+        match event:
+            case Waiting(what="tool_result"):
+                asked.owe(event, owed.calls[-1])
+            case Resumed(what="approval"):
+                item = asked.decided(event)
+            case BlockComplete(kind="tool_result"):
+                item = asked.output(event)
+            case _:
+                pass
+        found += [item] if item and number == part else []
+    return found
 
 
 def last_part(events: Sequence[PublicEvent]) -> int:
@@ -153,9 +186,3 @@ def name_of(rest: Rest) -> str:
 def _objects(value: object) -> list[Json]:
     found: list[Any] = cast("list[Any]", value) if isinstance(value, list) else []
     return [cast("Json", item) if isinstance(item, dict) else {} for item in found]
-
-
-def _parted(event: PublicEvent, seq: int) -> PublicEvent:
-    """The end of a response whose run goes on with another one."""
-    timing = Timing(total_ms=0)
-    return Completed(run=event.run, seq=seq, turn=event.turn, attempt=event.attempt, finish="tool_use", timing=timing)

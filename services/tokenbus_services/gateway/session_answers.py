@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tokenbus.events.normalized import FinishReason
-from tokenbus.events.public import Completed, PublicEvent, Started, Timing
+from tokenbus.events.public import PublicEvent, Started
 from tokenbus.events.requests import WhenBusy
 from tokenbus.events.sessions import Fate
 from tokenbus.events.waits import Door
@@ -25,12 +24,11 @@ from tokenbus_services.gateway.audit import AuditedRun
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.known_answers import KnownAnswer, KnownAnswers
-from tokenbus_services.gateway.parked import Decisions, ParkedRuns
+from tokenbus_services.gateway.parked import Decisions, Park, ParkedRuns, parted
 from tokenbus_services.gateway.problem import Problem, Refusal
 from tokenbus_services.gateway.runs import GONE
 from tokenbus_services.gateway.session_door import Said
 from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayNote, GatewayRequest, Translated
-from tokenbus_services.gateway.surfaces.parking import Parking
 from tokenbus_services.gateway.surfaces.surface import Surface
 
 _RETURNED = {
@@ -78,12 +76,13 @@ class SessionAnswer:
         if fate.run is None:
             raise returned(fate.reason or "", fate.problem)
         self.run, self.turn = fate.run, fate.turn or 0
-        newest, parking = self.turn, Parking()
-        kinds = self._surface.waits_for(said.note)
+        newest = self.turn
+        kinds, after = self._surface.waits_for(said.note), max(said.after, self._joined_at - 1)
+        park = Park(self._gateway.runs, self.run, kinds, after=after, decided=said.decided)
         follow = self._gateway.follow(self._surface, self.run, self._caller.key)
         async with aclosing(follow) as events:
             async for event in events:
-                parking.feed(event)
+                park.feed(event)
                 if event.turn < self.turn and not isinstance(event, Started):
                     continue
                 if event.seq <= said.after:
@@ -91,15 +90,13 @@ class SessionAnswer:
                 if event.turn > newest:
                     steered = await sessions.steered_turns(self.run)
                     if any(newest < turn <= event.turn for turn in steered):
-                        yield _parted(event, "stop", seq=event.seq)
+                        yield parted(event, "stop", seq=event.seq)
                         return
                     newest = event.turn
                 yield event
-                if event.seq > said.after and event.seq >= self._joined_at and kinds and parking.first is not None:
-                    decided = parking.decided >= set(said.decided)
-                    if decided and parking.is_parked(await self._gateway.runs.waits.of_run(self.run), kinds):
-                        yield _parted(event, "tool_use", seq=event.seq + 1)
-                        return
+                if await park.ends_at(event):
+                    yield parted(event, "tool_use", seq=event.seq + 1)
+                    return
 
     async def stop(self, reason: str) -> bool:
         """Cancel the run that answers, or take the message back; whether there was something to stop."""
@@ -238,9 +235,3 @@ def _said(known: KnownAnswer, fate: Fate | None) -> Said:
     fate = fate or Fate(state="delivered", run=known.run)
     session, append, note, decided = known.session, known.append, known.note, known.decided
     return Said(session=session, append=append, fate=fate, note=note, after=known.after, decided=decided)
-
-
-def _parted(event: PublicEvent, finish: FinishReason, *, seq: int) -> PublicEvent:
-    """The end of an answer whose run goes on with another one."""
-    timing = Timing(total_ms=0)
-    return Completed(run=event.run, seq=seq, turn=event.turn, attempt=event.attempt, finish=finish, timing=timing)

@@ -15,7 +15,9 @@ Verdict: TypeAlias = Literal["allow", "deny", "accept", "decline", "cancel", "re
 """How a wait ended. ``allow``, ``deny``: an approval. ``accept``, ``decline``, ``cancel``: an answer, or none.
 ``result``: a client's tool returned.
 """
-Door: TypeAlias = Literal["bus", "http", "cli", "console", "chat", "openai", "anthropic", "ai_sdk", "ag_ui", "deadline"]
+Door: TypeAlias = Literal[
+    "bus", "http", "cli", "console", "chat", "openai", "anthropic", "gemini", "ai_sdk", "ag_ui", "deadline"
+]
 """Over which door a decision came. ``deadline``: nobody decided in time."""
 OnDeadline: TypeAlias = Literal["allow", "deny", "cancel"]
 """What the deadline decides. ``deny``: the model reads that nobody decided or returned anything. ``cancel``: a question

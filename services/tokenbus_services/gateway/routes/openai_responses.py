@@ -22,7 +22,7 @@ from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.http_request import headers_in
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid, of_run
-from tokenbus_services.gateway.response_parts import MARK, Rest, answers_of, begun, decide, last_part, of_part
+from tokenbus_services.gateway.response_parts import Rest, answers_of, begun, decide, last_part, may_answer, of_part
 from tokenbus_services.gateway.response_store import Published, ResponseStore
 from tokenbus_services.gateway.routes import openai_conversations
 from tokenbus_services.gateway.routes.openai_conversations import REFERENCE, continued, reference_in, stored
@@ -78,7 +78,7 @@ class ResponsesApi:
         caller = await self._gateway.caller(request, self._surface)
         asked = await self._gateway.read(request)
         runs = self._gateway.runs
-        if MARK in asked.body and (rest := await decide(runs, caller, body := json_body(asked.body))):
+        if may_answer(asked.body) and (rest := await decide(runs, caller, body := json_body(asked.body))):
             return await self._rest(caller, rest, body)
         translated = await self.translated(caller, asked)
         opened = await runs.publish(caller, self._surface, asked, translated)

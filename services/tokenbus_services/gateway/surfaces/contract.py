@@ -18,6 +18,7 @@ from tokenbus.events.public import TERMINAL, Cancelled, Completed, Incomplete, P
 from tokenbus.events.requests import Generate
 from tokenbus_services.gateway.models import ModelTable
 from tokenbus_services.gateway.problem import Problem, of_end
+from tokenbus_services.gateway.surfaces.owed_calls import OwedCall, OwedCalls
 
 Disconnect = Literal["cancel", "continue"]
 NOTE = "gateway"
@@ -204,20 +205,28 @@ class WholeStream(WholeAnswer):
 
 
 class WholeRun(WholeAnswer):
-    """A body made of the whole run. A run that did not complete is refused."""
+    """A body made of the whole run, with the calls that its client owes a result. A run that did not complete is
+    refused.
+    """
 
-    def __init__(self, body: Callable[[Response, Completed], object], refusal: Callable[[Problem], Answer]) -> None:
+    def __init__(
+        self,
+        body: Callable[[Response, Completed, Sequence[OwedCall]], object],
+        refusal: Callable[[Problem], Answer],
+    ) -> None:
         self._body = body
         self._refusal = refusal
         self._builder = ResponseBuilder()
+        self._owed = OwedCalls()
 
     def feed(self, event: PublicEvent) -> Answer | None:
         self._builder.add(event)
+        self._owed.feed(event)
         if isinstance(event, Incomplete | RunFailedEvent | Cancelled):
             return self._refusal(of_end(event))
         if not isinstance(event, Completed):
             return None
-        return Answer(status=200, body=msgspec.json.encode(self._body(self._builder.response, event)))
+        return Answer(status=200, body=msgspec.json.encode(self._body(self._builder.response, event, self._owed.calls)))
 
 
 _encode = msgspec.json.Encoder().encode

@@ -11,7 +11,7 @@ import msgspec
 
 from tokenbus.events import requests
 from tokenbus.events.public import RunEnd
-from tokenbus.events.waits import WaitKind
+from tokenbus.events.waits import Door, WaitKind
 from tokenbus.providers import registry
 from tokenbus.providers.api import ApiName
 from tokenbus.providers.base import ProviderBase
@@ -132,6 +132,7 @@ class SurfaceRequest:
         self.bus = bus = Fields({**_of_headers(asked.headers), **within}, at, Reading(rules.drop_unsupported))
         self.run = _run_id(bus)
         self.bus_tools = _bus_tools(bus, rules)
+        self._of_clients = rules.client_tools
         self.max_tool_depth = bus.whole("max_tool_depth")
         self.on_failure = cast("requests.OnFailure | None", bus.one_of("on_failure", get_args(requests.OnFailure)))
         self.deadline_s = _deadline(bus)
@@ -148,6 +149,11 @@ class SurfaceRequest:
         if stream and self.on_failure == "restart" and not takes_back:
             why = "'restart' takes back text, which this protocol cannot; do not stream"
             raise unsupported(bus.path("on_failure"), why)
+
+    @property
+    def client_tools(self) -> list[str]:
+        """Those of the bus's tools whose calls wait for the client."""
+        return [tool.name for tool in self.bus_tools if tool.kind == "client" or tool.name in self._of_clients]
 
     # --- steps of several surfaces --------------------------------------------------------------------------------
 
@@ -302,6 +308,8 @@ class Surface(ABC):
     """One client protocol."""
 
     name: ClassVar[str]
+    door: ClassVar[Door] = "http"
+    """What the log says of decisions that come in this protocol."""
     version: ClassVar[int] = 1
     """Raised if the bytes for the same log change."""
     media_type: ClassVar[str] = "text/event-stream; charset=utf-8"

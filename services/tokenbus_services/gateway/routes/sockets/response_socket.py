@@ -28,7 +28,7 @@ from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway, HeldFrame
 from tokenbus_services.gateway.http_request import response_to
 from tokenbus_services.gateway.problem import Problem, Refusal, defect, invalid, of_exception, unsupported
-from tokenbus_services.gateway.response_parts import MARK, Rest, decide, name_of, of_part
+from tokenbus_services.gateway.response_parts import Rest, decide, may_answer, name_of, of_part
 from tokenbus_services.gateway.routes.sockets import handshake
 from tokenbus_services.gateway.runs import GatewayRun
 from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Translated
@@ -173,7 +173,7 @@ class ResponseSocket:
             try:
                 audit.caller = caller = await self._caller()
                 body = self._body(frame)
-                if MARK in frame and (rest := await decide(self._gateway.runs, caller, body)):
+                if may_answer(frame) and (rest := await decide(self._gateway.runs, caller, body)):
                     if held:
                         held.release()
                     return await self._go_on(caller, rest, body, audit)

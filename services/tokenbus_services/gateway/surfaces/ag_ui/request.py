@@ -51,7 +51,7 @@ def read(asked: GatewayRequest, rules: TranslationRules, body: Fields) -> Transl
     if ask.bus_tools:  # the run goes on with the results of both
         ask.bus_tools += [msgspec.structs.replace(tool, kind="client") for tool in tools]
         tools = []
-    is_clients = any(tool.kind == "client" or tool.name in rules.client_tools for tool in ask.bus_tools)
+    is_clients = bool(ask.client_tools)
     values: list[Json] = body.value.get("messages") or []
     messages = _messages(body)
     if not messages and not given:

@@ -75,7 +75,7 @@ def read(asked: GatewayRequest, rules: TranslationRules, body: Fields) -> Transl
     last = cast("Json", values[-1])
     # Of a message that is edited the client names the id, and has cut what followed it.
     edits = message is not None and last.get("role") == "user" and last.get("id") == message
-    client = [tool.name for tool in ask.bus_tools if tool.kind == "client" or tool.name in rules.client_tools]
+    client = ask.client_tools
     echoed: Json = {
         "chat": chat,
         "when_busy": when_busy or "interrupt",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from tokenbus.events.waits import WaitKind
 from tokenbus_services.gateway.surfaces.anthropic_messages.answer import MessagesStream, whole_message
 from tokenbus_services.gateway.surfaces.anthropic_messages.content import read
 from tokenbus_services.gateway.surfaces.contract import Answer, Encoder, GatewayNote, GatewayRequest, WholeAnswer
@@ -18,11 +19,16 @@ _NEVER = "1970-01-01T00:00:00Z"
 
 class AnthropicMessagesSurface(Surface):
     name = "anthropic_messages"
+    door = "anthropic"
     keep_alive = b'event: ping\ndata: {"type": "ping"}\n\n'
     paths = ("/anthropic/v1/messages", "/anthropic/v1/v1/messages", "/v1/messages", "/v1/v1/messages")
     """Clients add `/v1/messages` to their base URL, whether that ends in `/v1` or not."""
     read = staticmethod(read)
     refusal = staticmethod(anthropic_refusal)
+
+    def waits_for(self, note: GatewayNote) -> frozenset[WaitKind]:
+        """See `Surface.waits_for`."""
+        return frozenset({"tool_result"})
 
     def encoder(self, request: GatewayRequest | None, note: GatewayNote, run: str) -> Encoder:
         return MessagesStream(note, run)

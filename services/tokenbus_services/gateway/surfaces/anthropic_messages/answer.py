@@ -5,7 +5,7 @@ https://docs.anthropic.com/en/docs/build-with-claude/streaming
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -28,6 +28,7 @@ from tokenbus_services.gateway.surfaces.hosted import (
     late_citations,
     original,
 )
+from tokenbus_services.gateway.surfaces.owed_calls import OwedCall, OwedCalls
 from tokenbus_services.gateway.surfaces.settling import Settling
 from tokenbus_services.gateway.surfaces.surface import Echo
 from tokenbus_services.pricing import token_counts
@@ -48,11 +49,13 @@ _OWN = {"signature", "redacted", "api", "provider"}
 """What a thinking block of the Messages API may have beside its text, and the origin."""
 
 
-def ending(end: public.Completed, echo: Echo) -> Json:
-    """Why the message ends. If calls of the bus's tools are left over, the API's word for its own tools applies."""
+def ending(end: public.Completed, echo: Echo, *, owed: bool = False) -> Json:
+    """Why the message ends. If calls of the bus's tools are left over, the API's word for its own tools applies.
+    ``owed``: the client owes results.
+    """
     if end.stop_string and end.finish == "stop":
         return {"stop_reason": "stop_sequence", "stop_sequence": end.stop_string}
-    reason = "pause_turn" if end.finish == "tool_use" and echo.bus_tools else _STOP_REASONS[end.finish]
+    reason = "pause_turn" if end.finish == "tool_use" and echo.bus_tools and not owed else _STOP_REASONS[end.finish]
     return {"stop_reason": reason, "stop_sequence": None}
 
 
@@ -185,9 +188,11 @@ class MessagesStream(Encoder):
         self._open: dict[int, int] = {}
         """Place in the message's content of each open block of the run."""
         self._next = 0
+        self._owed = OwedCalls()
         self._steps = Steps()
 
     def feed(self, event: public.PublicEvent) -> list[bytes]:
+        self._owed.feed(event)
         return [data for settled in self._settling.feed(event) for data in self._encode(settled)]
 
     def broken(self, problem: Problem) -> list[bytes]:
@@ -207,9 +212,11 @@ class MessagesStream(Encoder):
             case public.BlockComplete():
                 return self._stop(event)
             case public.Completed():
-                how, usage = ending(event, self._echo), usage_of(event, self._echo)
+                owed = self._owed.calls
+                how, usage = ending(event, self._echo, owed=bool(owed)), usage_of(event, self._echo)
                 ended = _event("message_delta", delta=how, usage=usage, **_beside(event))
-                return [*self._stop_cut_calls(), ended, _event("message_stop")]
+                called = [data for call in owed for data in self._owed_call(call)]
+                return [*self._stop_cut_calls(), *called, ended, _event("message_stop")]
             case public.Incomplete() | public.RunFailedEvent() | public.Cancelled():
                 return self.broken(of_end(event))
             case _:
@@ -255,6 +262,11 @@ class MessagesStream(Encoder):
         """A message that reached a limit ends in a call that is cut, as the API's own. After an error it has no end."""
         return [_event("content_block_stop", index=index) for index in self._open.values()]
 
+    def _owed_call(self, call: OwedCall) -> list[bytes]:
+        begun = self._begin(call.block, {**_owed(call), "input": {}})
+        written = self._changed(call.block, type="input_json_delta", partial_json=encode_line(call.input).decode())
+        return [begun, written, _event("content_block_stop", index=self._open.pop(call.block))]
+
     def _stop(self, event: public.BlockComplete) -> list[bytes]:
         if event.kind == "tool_call" and event.cut:
             return []
@@ -289,13 +301,18 @@ def _event(kind: str, **fields: object) -> bytes:
 def whole_message(note: GatewayNote, run: str) -> WholeRun:
     echo = msgspec.convert(note.echo, Echo)
 
-    def body(response: Response, end: public.Completed) -> Json:
+    def body(response: Response, end: public.Completed, owed: Sequence[OwedCall]) -> Json:
         steps = Steps()
         content = [block for each in response.blocks for block in _content(each, echo, steps)]
-        ended = {**ending(end, echo), "usage": usage_of(end, echo), **_beside(end)}
+        content += [_owed(call) for call in owed]
+        ended = {**ending(end, echo, owed=bool(owed)), "usage": usage_of(end, echo), **_beside(end)}
         return message_of(run, note.model, content, **ended)
 
     return WholeRun(body, anthropic_refusal)
+
+
+def _owed(call: OwedCall) -> Json:
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": call.input}
 
 
 def _content(block: public.BlockComplete, echo: Echo, steps: Steps) -> Iterator[Json]:

@@ -10,6 +10,7 @@ import msgspec
 
 from tokenbus.events import requests
 from tokenbus_services.gateway.problem import NO_THREAD, UNSUPPORTED, Problem, Refusal, invalid, unsupported
+from tokenbus_services.gateway.surfaces.answering import answering
 from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Translated, TranslationRules
 from tokenbus_services.gateway.surfaces.fields import Fields, Json, unpack_opaque
 from tokenbus_services.gateway.surfaces.hosted import originals
@@ -220,7 +221,7 @@ def read(asked: GatewayRequest, rules: TranslationRules, body: Fields) -> Transl
     _only_some(ask)
     if ask.passes and (betas := [name.strip() for name in asked.headers.get(BETA, "").split(",") if name.strip()]):
         ask.extra["anthropic_beta"] = betas
-    return ask.translated(fields, tools=tools)
+    return answering(ask.translated(fields, tools=tools), "messages")
 
 
 def _system(ask: SurfaceRequest) -> list[requests.TextPart]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from tokenbus.events.waits import WaitKind
 from tokenbus_services.gateway.surfaces.contract import Answer, Encoder, GatewayNote, GatewayRequest, WholeAnswer
 from tokenbus_services.gateway.surfaces.errors import gemini_refusal
 from tokenbus_services.gateway.surfaces.gemini.answer import ArrayStream, EventStream, whole_response
@@ -19,11 +20,16 @@ class GeminiSurface(Surface):
     """`generateContent`, and `streamGenerateContent` with `alt=sse`."""
 
     name = "gemini"
+    door = "gemini"
     inlines_media = True
     keep_alive = b"\n"
     spelling = staticmethod(camel)
     read = staticmethod(read)
     refusal = staticmethod(gemini_refusal)
+
+    def waits_for(self, note: GatewayNote) -> frozenset[WaitKind]:
+        """See `Surface.waits_for`."""
+        return frozenset({"tool_result"})
 
     def encoder(self, request: GatewayRequest | None, note: GatewayNote, run: str) -> Encoder:
         return EventStream(note, run)

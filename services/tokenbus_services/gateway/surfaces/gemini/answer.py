@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -17,6 +17,7 @@ from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayNote, Wh
 from tokenbus_services.gateway.surfaces.errors import gemini_error, gemini_refusal
 from tokenbus_services.gateway.surfaces.fields import ITEMS, LAST_ITEMS, pack_opaque
 from tokenbus_services.gateway.surfaces.hosted import Steps, citations_of, is_own, original
+from tokenbus_services.gateway.surfaces.owed_calls import OwedCall, OwedCalls
 from tokenbus_services.gateway.surfaces.settling import Settling
 from tokenbus_services.gateway.surfaces.surface import Echo
 from tokenbus_services.pricing import token_counts
@@ -188,19 +189,23 @@ class AnswerWriter:
         """A part without content, for items that no part follows."""
         return [{"text": "", "thoughtSignature": pack_opaque({LAST_ITEMS: self._taken()})}] if self._carried else []
 
-    def response(self, parts: Iterable[Json], end: public.Completed | None = None) -> Json:
+    def owed(self, calls: Iterable[OwedCall]) -> list[Json]:
+        """The calls that the client owes a result."""
+        return [{"functionCall": {"id": call.id, "name": call.name, "args": call.input}} for call in calls]
+
+    def response(self, parts: Iterable[Json], end: public.Completed | None = None, *, owed: bool = False) -> Json:
         """A chunk, or the whole response."""
         candidate: Json = {"content": {"role": "model", "parts": list(parts)}, "index": 0}
         response: Json = {"candidates": [candidate], "modelVersion": self._model, "responseId": self._run}
         if end:
             self.cite(end)
             candidate |= self._grounding()
-            candidate["finishReason"] = self._finish(end)
+            candidate["finishReason"] = self._finish(end, owed=owed)
             response["usageMetadata"] = self._usage(end)
         return response
 
-    def _finish(self, end: public.Completed) -> str:
-        if end.finish == "tool_use" and self._echo.bus_tools:
+    def _finish(self, end: public.Completed, *, owed: bool) -> str:
+        if end.finish == "tool_use" and self._echo.bus_tools and not owed:
             return "TOO_MANY_TOOL_CALLS"  # of the bus's tools, over `max_tool_depth`
         return _FINISH_REASONS[end.finish]
 
@@ -239,9 +244,11 @@ class GeminiStream(Encoder):
 
     def __init__(self, note: GatewayNote, run: str) -> None:
         self._answer = AnswerWriter(note, run)
+        self._owed = OwedCalls()
         self._settling = Settling(hold_thinking=True, hold_calls=True, on_failure=echo_of(note).on_failure)
 
     def feed(self, event: public.PublicEvent) -> list[bytes]:
+        self._owed.feed(event)
         return [data for settled in self._settling.feed(event) for data in self._encode(settled)]
 
     def broken(self, problem: Problem) -> list[bytes]:
@@ -265,7 +272,9 @@ class GeminiStream(Encoder):
                 self._answer.cite(event)
                 part = self._answer.rest(event)
             case public.Completed():
-                return [self._last(self._answer.response(self._answer.last() or [{"text": ""}], event))]
+                owed = self._answer.owed(self._owed.calls)
+                rest = [*owed, *self._answer.last()] or [{"text": ""}]
+                return [self._last(self._answer.response(rest, event, owed=bool(owed)))]
             case public.Incomplete() | public.RunFailedEvent() | public.Cancelled():
                 return self.broken(of_end(event))
             case _:
@@ -301,8 +310,8 @@ class ArrayStream(GeminiStream):
 def whole_response(note: GatewayNote, run: str) -> WholeRun:
     answer = AnswerWriter(note, run)
 
-    def body(response: Response, end: public.Completed) -> Json:
+    def body(response: Response, end: public.Completed, owed: Sequence[OwedCall]) -> Json:
         parts = [part for block in response.blocks for part in answer.parts(block)]
-        return answer.response([*parts, *answer.last()], end)
+        return answer.response([*parts, *answer.owed(owed), *answer.last()], end, owed=bool(owed))
 
     return WholeRun(body, gemini_refusal)

@@ -8,6 +8,7 @@ import msgspec
 
 from tokenbus.events.requests import Effort, ImageOptions, OutputSchema, Thinking, Tool, ToolChoice
 from tokenbus_services.gateway.problem import invalid, unsupported
+from tokenbus_services.gateway.surfaces.answering import answering
 from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Translated, TranslationRules
 from tokenbus_services.gateway.surfaces.fields import Fields, Json, is_whole
 from tokenbus_services.gateway.surfaces.gemini.answer import GeminiEcho
@@ -102,7 +103,7 @@ def read(asked: GatewayRequest, rules: TranslationRules, body: Fields) -> Transl
     if ask.deadline_s is None and (timeout := asked.headers.get(SERVER_TIMEOUT)) is not None:
         fields["deadline_s"] = _positive(timeout)
     _without_effect(body, config)
-    return ask.translated(fields, tools=tools, echo=GeminiEcho, echoed={"thoughts": thoughts})
+    return answering(ask.translated(fields, tools=tools, echo=GeminiEcho, echoed={"thoughts": thoughts}), "contents")
 
 
 def camel(name: str) -> str:

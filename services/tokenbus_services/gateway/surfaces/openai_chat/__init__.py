@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tokenbus.events.waits import WaitKind
 from tokenbus_services.gateway.surfaces.contract import GatewayNote, GatewayRequest, WholeAnswer
 from tokenbus_services.gateway.surfaces.errors import openai_refusal
 from tokenbus_services.gateway.surfaces.openai_chat.answer import ChatEncoder, whole_chat
@@ -16,12 +17,17 @@ class OpenAIChatSurface(Surface):
     """
 
     name = "openai_chat"
+    door = "openai"
     inlines_media = True
     keep_alive = b": keep-alive\n\n"
     paths = ("/v1/chat/completions", "/chat/completions")
     """Clients that forget `/v1` in their base URL are answered too."""
     read = staticmethod(read)
     refusal = staticmethod(openai_refusal)
+
+    def waits_for(self, note: GatewayNote) -> frozenset[WaitKind]:
+        """See `Surface.waits_for`."""
+        return frozenset({"tool_result"})
 
     def encoder(self, request: GatewayRequest | None, note: GatewayNote, run: str) -> ChatEncoder:
         return ChatEncoder(note, run)

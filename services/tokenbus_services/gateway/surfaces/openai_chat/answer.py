@@ -6,6 +6,7 @@ name; calls are numbered from 0 over the whole answer; one call per chunk; the u
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import msgspec
@@ -18,6 +19,7 @@ from tokenbus_services.gateway.problem import Problem, of_end
 from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayNote, WholeRun, encode_line
 from tokenbus_services.gateway.surfaces.errors import openai_error, openai_refusal
 from tokenbus_services.gateway.surfaces.hosted import Citation, citations_of
+from tokenbus_services.gateway.surfaces.owed_calls import OwedCall, OwedCalls
 from tokenbus_services.gateway.surfaces.settling import Settling
 from tokenbus_services.gateway.surfaces.surface import Echo
 
@@ -50,6 +52,7 @@ class ChatEncoder(Encoder):
         self._role_sent = False
         self._calls: dict[int, int] = {}
         """Number of each call of the answer, by its block."""
+        self._owed = OwedCalls()
         self._free_text: set[int] = set()
         """Blocks of calls whose input is no JSON."""
         self._whole_calls = False
@@ -66,6 +69,7 @@ class ChatEncoder(Encoder):
     def feed(self, event: public.PublicEvent) -> list[bytes]:
         if self._over:
             return []
+        self._owed.feed(event)
         out: list[bytes] = []
         for settled in self._settling.feed(event):
             out += self._encode(settled)
@@ -135,14 +139,19 @@ class ChatEncoder(Encoder):
         call = {"index": index, **_call(event, "", free_text=event.block in self._free_text)}
         return [*self._role(), self._delta({"tool_calls": [call]})]
 
+    def _owed_call(self, owed: OwedCall) -> list[bytes]:
+        index = self._calls[owed.block] = len(self._calls)
+        return [*self._role(), self._delta({"tool_calls": [{"index": index, **_owed(owed)}]})]
+
     def _end(self, end: public.TerminalEvent) -> list[bytes]:
         if not isinstance(end, public.Completed):
             return [_error_event(of_end(end))]
-        finish = finish_of(end.finish, calls=self._whole_calls)
+        owed = [call for each in self._owed.calls for call in self._owed_call(each)]
+        finish = finish_of(end.finish, calls=self._whole_calls or bool(owed))
         cited = [*self._cited, *annotations_of(citations_of(end), self._sent)]
         # At once, as the API does: clients cannot add to a list whose entries have no index.
         sources = [self._delta({"annotations": cited})] if cited else []
-        out = [*self._role(), *sources, self._delta({}, finish)]
+        out = [*self._role(), *sources, *owed, self._delta({}, finish)]
         if self._echo.usage:
             out.append(self._chunk(b'"choices":[],"usage":' + encode_line(usage_object(end.usage))))
         return [*out, DONE]
@@ -164,7 +173,7 @@ def whole_chat(note: GatewayNote, run: str) -> WholeRun:
     """Collects one run as one body."""
     echo = echo_of(note)
 
-    def body(response: Response, end: public.Completed) -> dict[str, object]:
+    def body(response: Response, end: public.Completed, owed: Sequence[OwedCall]) -> dict[str, object]:
         calls = [] if echo.bus_tools else [call for call in response.tool_calls if not call.cut]
         message: dict[str, object] = {"role": "assistant", "content": response.text, "refusal": None}
         if found := _annotations(response, end):
@@ -174,13 +183,13 @@ def whole_chat(note: GatewayNote, run: str) -> WholeRun:
             message["audio"] = {"transcript": response.text, **sound_of(sound, cast("public.AudioRef", sound.audio))}
         if echo.reasoning and response.thinking:
             message["reasoning_content"] = response.thinking
-        if calls:
+        if calls or owed:
             message["content"] = response.text or None
             message["tool_calls"] = [
                 _call(call, call.arguments or ("" if call.free_text else "{}"), free_text=bool(call.free_text))
                 for call in calls
-            ]
-        finish = finish_of(end.finish, calls=bool(calls))
+            ] + [_owed(call) for call in owed]
+        finish = finish_of(end.finish, calls=bool(calls or owed))
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
         return {**_head(note, run, "chat.completion"), "choices": [choice], "usage": usage_object(end.usage)}
 
@@ -225,13 +234,16 @@ def sound_of(block: public.BlockComplete, audio: public.AudioRef) -> dict[str, o
     return {**known, **blob}
 
 
+def _owed(call: OwedCall) -> dict[str, object]:
+    kind, field = ("custom", "input") if call.free_text else ("function", "arguments")
+    return {"id": call.id, "type": kind, kind: {"name": call.name, field: call.arguments}}
+
+
 def _call(event: public.Chunk | public.BlockComplete, text: str, *, free_text: bool) -> dict[str, object]:
-    kind, field = ("custom", "input") if free_text else ("function", "arguments")
-    return {
-        "id": event.tool_id or f"call_{event.block}",
-        "type": kind,
-        kind: {"name": event.tool_name or "", field: text},
-    }
+    called = event.tool_id or f"call_{event.block}"
+    return _owed(
+        OwedCall(id=called, block=event.block, name=event.tool_name or "", arguments=text, free_text=free_text)
+    )
 
 
 def _head(note: GatewayNote, run: str, kind: str) -> dict[str, object]:

@@ -10,10 +10,16 @@ import msgspec
 
 from tokenbus.events import requests
 from tokenbus_services.gateway.problem import invalid
+from tokenbus_services.gateway.surfaces.answering import answering
 from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Translated, TranslationRules
 from tokenbus_services.gateway.surfaces.fields import Fields, Json
 from tokenbus_services.gateway.surfaces.openai_chat.answer import ChatEcho
-from tokenbus_services.gateway.surfaces.surface import SurfaceRequest, client_metadata, effort_thinking, format_of
+from tokenbus_services.gateway.surfaces.surface import (
+    SurfaceRequest,
+    client_metadata,
+    effort_thinking,
+    format_of,
+)
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _OF_RESULTS = ("text", "image_url")
@@ -238,7 +244,8 @@ def read(asked: GatewayRequest, rules: TranslationRules, body: Fields) -> Transl
     ask.one_call("parallel_tool_calls", True, tools=tools, choice=fields["tool_choice"])
     fields["parallel_tool_calls"] = body.flag("parallel_tool_calls")
     reasoning = ask.bus.flag("reasoning") is not False
-    return ask.translated(fields, tools=tools, echo=ChatEcho, echoed={"usage": usage, "reasoning": reasoning})
+    found = ask.translated(fields, tools=tools, echo=ChatEcho, echoed={"usage": usage, "reasoning": reasoning})
+    return answering(found, "messages")
 
 
 def _max_tokens(body: Fields) -> int | None:

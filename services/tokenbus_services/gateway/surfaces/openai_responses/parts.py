@@ -1,22 +1,30 @@
-"""Responses of a run that waits for leave: each ends where the run waits, and the next is the rest of the run. Pure.
+"""Responses of a run that waits for its client: each ends there, and the next is the rest of the run. Pure.
 
-The API ends a response with the `mcp_approval_request`s that it asks, and goes on in another one. The parts of a run
-follow from its log: a part ends before the first decision after a place at which the run only waited.
+The API ends a response with the `mcp_approval_request`s that it asks and the calls that its client runs, and goes on in
+another one. The parts of a run follow from its log: a part ends before the first decision after a place at which the
+run only waited.
 """
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import msgspec
 
 from tokenbus.events.public import BlockComplete, PublicEvent, Resumed, Waiting
+from tokenbus.events.waits import WaitKind
+from tokenbus_services.gateway.problem import unsupported
+from tokenbus_services.gateway.surfaces.contract import GivenAnswer, wait_name
 from tokenbus_services.gateway.surfaces.openai_responses.items import Json
+from tokenbus_services.gateway.surfaces.owed_calls import OwedCall, named_call
 from tokenbus_services.gateway.surfaces.parking import Parking
 
 PREFIX = "resp_"
 SERVER = "tokenbus"
 """The label of the MCP server that stands for the deployment's tools."""
+KINDS: frozenset[WaitKind] = frozenset({"approval", "tool_result"})
+"""What a client can decide with its next request."""
 REQUEST, ANSWER = "openai-responses.mcp_approval_request", "openai-responses.mcp_approval_response"
 _ASKED = re.compile(r"mcpr_(.+)_([0-9]{1,9}\.[0-9]{1,6})")
 
@@ -64,16 +72,14 @@ class Parts:
             self._new.clear()
         self.parking.feed(event)
         match event:
-            case Waiting(what="approval"):
+            case Waiting() if event.what in KINDS:
                 self._new.add(event.wait)
             case Resumed():
                 self._new.discard(event.wait)
             case _:
                 pass
         first, waits = self.parking.first, self.parking.open
-        self.asks = self.asks or (
-            bool(self._new) and first is not None and all(each.what == "approval" for each in waits)
-        )
+        self.asks = self.asks or (bool(self._new) and first is not None and all(each.what in KINDS for each in waits))
         return self.number
 
 
@@ -88,6 +94,8 @@ class Asked:
         """Of the deployment's tools, by the call's id."""
         self._allowed: dict[str, Json] = {}
         """What is known of a call that was allowed."""
+        self._owed: dict[str, OwedCall] = {}
+        """Calls that the client runs, by the model's id."""
 
     def hold(self, block: BlockComplete) -> None:
         """A request of the provider."""
@@ -123,6 +131,19 @@ class Asked:
         answer["approve"] = event.decision == "allow"
         return {**answer, "reason": event.reason} if event.reason else answer
 
+    def owe(self, event: Waiting, call: OwedCall) -> None:
+        """The client runs this call."""
+        self._owed[event.tool_id] = call
+
+    def output(self, block: BlockComplete) -> Json | None:
+        """The result that the client gave, for a conversation that keeps it; None for that of any other call."""
+        call = self._owed.pop(block.tool_id or "", None)
+        if call is None:
+            return None
+        kind = "custom_tool_call_output" if call.free_text else "function_call_output"
+        item: Json = {"id": f"fco_{self._run}_{block.block}", "type": kind, "call_id": call.id}
+        return {**item, "output": block.content or "", "status": "completed"}
+
     def called(self, block: BlockComplete) -> Json | None:
         """The call that was allowed, with its result; None for the result of any other."""
         known = self._allowed.pop(block.tool_id or "", None)
@@ -148,24 +169,54 @@ def of_bus(item: Json) -> bool:
             return False
 
 
-class Given(msgspec.Struct, frozen=True):
-    """What a client says to a request for leave."""
-
-    at: str
-    run: str
-    wait: str
-    approve: bool
-    reason: str | None = None
+_OUTPUTS = ("function_call_output", "custom_tool_call_output")
+_ASKS = ("mcp_approval_request", "function_call", "custom_tool_call", "item_reference")
+"""Items after which a client answers."""
 
 
-def given_in(items: list[Json]) -> list[Given]:
-    """The answers to requests for leave that end a request's input; empty if it ends with anything else."""
-    found: list[Given] = []
+def given_in(items: list[Json]) -> list[GivenAnswer]:
+    """What a request's input answers at its end: requests for leave, and calls that a run waits for; empty if it ends
+    with anything else. Raises Refusal.
+
+    Items that ask may stand between them; what was answered in an earlier response is among them then.
+    """
+    found: list[GivenAnswer] = []
     for n in reversed(range(len(items))):
-        item = items[n]
-        known = run_and_wait(item.get("approval_request_id"))
-        if item.get("type") != "mcp_approval_response" or known is None or not isinstance(item.get("approve"), bool):
+        given = _given(items[n], f"input[{n}]")
+        if given:
+            found.append(given)
+        elif not found or items[n].get("type") not in _ASKS:
             break
-        reason = item.get("reason")
-        found.append(Given(f"input[{n}]", *known, item["approve"], reason if isinstance(reason, str) else None))
     return found[::-1]
+
+
+def says_more(items: list[Json]) -> bool:
+    """Whether the input ends with answers and with something else that is new."""
+    head = [item for n, item in enumerate(items) if not _given(item, f"input[{n}]")]
+    return bool(head) and head[-1].get("type") not in _ASKS
+
+
+def _given(item: Json, at: str) -> GivenAnswer | None:
+    if item.get("type") == "mcp_approval_response":
+        known, approve, reason = run_and_wait(item.get("approval_request_id")), item.get("approve"), item.get("reason")
+        if known is None or not isinstance(approve, bool):
+            return None
+        reason = reason if isinstance(reason, str) else None
+        return GivenAnswer(at=f"{at}.approval_request_id", name=wait_name(*known), approved=approve, reason=reason)
+    named = named_call(item.get("call_id")) if item.get("type") in _OUTPUTS else None
+    if named is None:
+        return None
+    return GivenAnswer(at=f"{at}.call_id", name=wait_name(*named), content=_text(item.get("output"), f"{at}.output"))
+
+
+def _text(output: Any, at: str) -> str:
+    if isinstance(output, str):
+        return output
+    try:
+        return "".join(part.text for part in msgspec.convert(output, list[_Text]))
+    except msgspec.ValidationError:
+        raise unsupported(at, "the result of a call for which a run waits is text") from None
+
+
+class _Text(msgspec.Struct):
+    text: str

@@ -71,6 +71,7 @@ def read(asked: GatewayRequest, rules: TranslationRules, body: Fields) -> Transl
         "response": bounded(kept),
         "background": background,
         "show_tools": show_tools,
+        "client": ask.client_tools,
         "namespaces": namespaces,
     }
     found = ask.translated(fields, tools=tools, echo=ResponseSettings, echoed=echoed, background=background)

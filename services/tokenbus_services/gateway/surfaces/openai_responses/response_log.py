@@ -27,6 +27,7 @@ from tokenbus_services.gateway.surfaces.openai_responses.items import (
 )
 from tokenbus_services.gateway.surfaces.openai_responses.parts import ANSWER, REQUEST, Asked, Parts
 from tokenbus_services.gateway.surfaces.openai_responses.response_object import ResponseObject, settings_of
+from tokenbus_services.gateway.surfaces.owed_calls import OwedCall, OwedCalls
 from tokenbus_services.gateway.surfaces.settling import Settling
 
 Json = dict[str, Any]
@@ -44,6 +45,7 @@ class ResponseLog:
         self._part = part
         self._parts = Parts()
         self._asked = Asked(run)
+        self._owed = OwedCalls()
         self._run = run
         self._settings = settings_of(note)
         self._streamed = streamed
@@ -76,6 +78,7 @@ class ResponseLog:
     def feed(self, event: public.PublicEvent) -> list[Json]:
         """Return the events to send, each with its `sequence_number`."""
         number = self._parts.feed(event)
+        self._owed.feed(event)
         if self._part is not None and number < self._part:
             for each in self._settling.feed(event):
                 self._encode(each)
@@ -142,11 +145,14 @@ class ResponseLog:
                     self._asked.hold(event)
             case public.Waiting(what="approval"):
                 return self._whole(self._asked.ask(event))
+            case public.Waiting(what="tool_result"):
+                return self._owed_call(event, self._owed.calls[-1])
             case public.Resumed(what="approval"):
                 answer = self._asked.decided(event)
                 return self._whole(answer) if self._part is None else []
-            case public.BlockComplete(kind="tool_result") if not self._settings.show_tools:
-                called = self._asked.called(event)
+            case public.BlockComplete(kind="tool_result") if not self._shows(event):
+                given = self._asked.output(event)
+                called = self._asked.called(event) or (given if self._part is None else None)
                 return self._whole(called) if called else []
             case public.BlockComplete(kind="server_tool") if not is_own(event, "openai-responses"):
                 return self._hosted_step(event)
@@ -170,6 +176,16 @@ class ResponseLog:
     def _complete_item(self, event: public.BlockComplete) -> list[Json]:
         item, events = self._item(event)
         return [*events, *self._complete(item, event)]
+
+    def _owed_call(self, event: public.Waiting, call: OwedCall) -> list[Json]:
+        """A call that the client runs, whole: its arguments may be other than the model's."""
+        self._asked.owe(event, call)
+        at: Json = {"run": event.run, "seq": event.seq, "turn": event.turn, "attempt": event.attempt}
+        at |= {"block": call.block, "kind": "tool_call", "tool_id": call.id, "tool_name": call.name}
+        item = item_of(self._run, public.BlockStarted(**at, free_text=call.free_text), self._settings.namespaces)
+        written = public.Chunk(**at, text=call.arguments, visible=False, depth=0, tool_call_part="input")
+        events = [*self._added(item), *self._of(item, item.chunk(written))]
+        return [*events, *self._done(item, public.BlockComplete(**at))]
 
     def _whole(self, state: Json) -> list[Json]:
         """An item that is of no block, and complete at once."""
@@ -222,6 +238,8 @@ class ResponseLog:
         return [*events, *self._done(item, event)]
 
     def _shows(self, event: public.BlockStarted | public.Chunk | public.BlockComplete) -> bool:
+        if event.kind in ("tool_call", "tool_result") and event.tool_name in self._settings.client:
+            return False  # shown where the run waits for the client
         if event.kind == "tool_call":
             return self._settings.show_tools or not self._settings.bus_tools
         if event.kind == "tool_result":

@@ -61,6 +61,8 @@ class ResponseSettings(Echo, frozen=True, kw_only=True, omit_defaults=True):
     background: bool = False
     show_tools: bool = False
     """Calls that the bus runs are output items too."""
+    client: list[str] = msgspec.field(default_factory=list[str])
+    """Tools of the deployment whose calls the client runs."""
     namespaces: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     """The namespace of each tool that is in one, by its name on the bus."""
 
