@@ -247,15 +247,17 @@ def main() -> None:
     from tokenbus_services import import_lightly
     from tokenbus_services.cli.entry import main as command
     from tokenbus_services.cli.service_registry import SERVICES, app_module
+    from tokenbus_services.settings import Settings
 
     # The command imports its worker, a worker its service's app, and that of tools the MCP library when it has servers.
     import_lightly()
     services = (app_module(service) for service in SERVICES)
     commands = ("tokenbus_services.cli.main", "tokenbus_services.cli.worker")
     listener = next((word for word in sys.argv if word.startswith(_LISTEN)), "")
-    at_start = ("uvloop", "anyio._backends._asyncio", "mcp")
+    at_start = ("uvloop", "anyio._backends._asyncio", "mcp", "tomllib", "uvicorn.lifespan.off")
     for module in (*commands, *services, *at_start, *(word for word in sys.argv[1:] if word != listener)):
         importlib.import_module(module)
+    msgspec.convert({}, Settings)  # reads the annotations of all tables, once
     assert threading.active_count() == 1, f"a fork would lose threads: {threading.enumerate()}"
     if listener:
         _accept(socket.socket(fileno=int(listener.removeprefix(_LISTEN))))
