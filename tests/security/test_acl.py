@@ -43,6 +43,7 @@ from tokenbus.bus.scripts.gateway import (
     renew_open,
 )
 from tokenbus.bus.scripts.requests import publish
+from tokenbus.bus.scripts.script import all_scripts
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
@@ -463,6 +464,21 @@ async def test_each_user_reads_and_writes_its_own_streams_and_no_others(guarded:
                     await user.evalsha(adds, 1, key)
         assert found["writes"] == WRITES[name]
         assert found["reads"] == READS[name]
+
+
+@pytest.mark.parametrize("name", ["publisher", "subscriber", "tools"])
+async def test_no_user_makes_a_script_run_long_by_numbers_of_arguments_that_did_not_come(
+    guarded: Guarded, scripts: Command, name: str
+) -> None:
+    """A script that stands in one call's loop answers nobody, the next call here included."""
+    key = "tokenbus:{0}:session:s.x"
+    async with Redis.from_url(guarded.url(name), socket_timeout=10) as user:
+        for script in all_scripts():
+            for keys in (0, 1, 3, 19):
+                for arguments in (["99999999"] * 30, ["-1"] * 4, ["nan"] * 4, ["0", *["1e300"] * 8], ["0", "-2"]):
+                    with suppress(ResponseError):
+                        await user.evalsha(script.sha, keys, *[key] * keys, *arguments)
+        assert await guarded.admin.ping()
 
 
 @pytest.mark.parametrize("name", NAMES)
