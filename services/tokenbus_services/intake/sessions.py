@@ -236,13 +236,15 @@ class SessionAppends:
     ) -> scripts.ScriptCall:
         """The call that returns an append that is invalid, or that policies rejected."""
         session = await self._read(session_ref(tenant_of(append.metadata), append.session))
-        log, appends, *_ = self._keys.of_session(session.ref)
+        partition = self._keys.partition_of(session.ref)
+        keys = self._keys.within(partition)  # its run is there too, also if new runs are placed otherwise by now
+        log, appends, *_ = keys.of_session(session.ref)
         return session_scripts.refuse(
-            self._keys.session(session.ref),
+            keys.session(session.ref),
             log,
             appends,
-            self._keys.log(session.open_run) if session.open_run else log,
-            self._keys.topic(self._keys.partition_of(session.ref), "sessions"),
+            keys.log(session.open_run) if session.open_run else log,
+            keys.topic(partition, "sessions"),
             open_run=session.open_run,
             append=id_of(append, item),
             reason=reason,
@@ -397,11 +399,12 @@ class SessionAppends:
         as_of: str = "",
         fields: list[scripts.Arg] | None = None,
     ) -> scripts.ScriptCall:
-        keys, partition, kept = self._keys, self._keys.partition_of(session.ref), self._settings.retention
+        partition, kept = self._keys.partition_of(session.ref), self._settings.retention
+        keys = self._keys.within(partition)  # its runs too, wherever new ones are placed by now
         next_run = session.run(session.runs)
-        keys.note(next_run, partition)
         last = session.newest or next_run
-        keys.note(last, partition)
+        for each in (next_run, last):
+            self._keys.note(each, partition)
         through, characters = (heard.heard_through, heard.heard_characters) if heard else (None, None)
         event = SteerRequested() if when_busy == "steer_now" else CancelRequested(INTERRUPTED, through, characters)
         now = self._server.clock.now_ms()
@@ -429,7 +432,7 @@ class SessionAppends:
             (keys.open_runs(partition, tenant), keys.ended_runs(partition, tenant), keys.sessions(partition, tenant))
             if tenant
             else (),
-            epoch=keys.epoch,
+            epoch=self._keys.epoch,
             version=str(session.version or ""),
             runs=session.runs,
             open_run=session.open_run,
