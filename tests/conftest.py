@@ -94,6 +94,15 @@ class _NamesFailures:
 
 
 @pytest.hookimpl(trylast=True)  # the terminal reporter is made in this hook too
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test of clients may have to install their packages first."""
+    for item in items:
+        if {"clients", "more_clients"} & {*item.path.parts} and not item.get_closest_marker("timeout"):
+            from tests.clients.node import INSTALL_S
+
+            item.add_marker(pytest.mark.timeout(INSTALL_S + 300))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     terminal: pytest.TerminalReporter | None = config.pluginmanager.get_plugin("terminalreporter")
     if terminal and not hasattr(config, "workerinput"):  # pytest-xdist reports where the workers were started
