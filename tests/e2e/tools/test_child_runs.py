@@ -341,7 +341,8 @@ async def test_a_tree_spends_no_more_than_its_key_has(bus: LocalBus, client: Cli
             return len({call_field(0).encode(), call_field(1).encode()} & {*fields}) == 1
 
         await eventually(refused)
-        held = await server.client.hgetall(keys.gateway_held("poor"))
+        found = await server.client.hgetall(keys.gateway_held("poor"))
+    held = {name.partition(b"#")[0]: amount for name, amount in found.items()}
     root, *children_held = [int(held[each.encode()]) for each in tree if each.encode() in held]
     assert len(children_held) == 1
     assert root > 10 * children_held[0] > 0

@@ -107,7 +107,7 @@ class KeyAdmission:
             self.estimate(forced, rules),
             hold=hold_of(request.id, payer),
             gateway="",
-            above=above,
+            above=list(dict.fromkeys(above)),  # each once: what is held for the root is in the note and has its name
         )
         if reply.refused:
             raise limited(reply, rules)
