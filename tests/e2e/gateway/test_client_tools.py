@@ -231,8 +231,8 @@ class Gemini(Door):
             for part in parts
             if part.function_call
         ]
-        (last,) = answers[-1].candidates or ()
-        assert last.finish_reason
+        (last,) = answers[-1].candidates or []
+        assert last.finish_reason is not None
         usage = answers[-1].usage_metadata
         return Said(
             "".join(part.text or "" for part in parts),

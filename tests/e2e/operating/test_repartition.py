@@ -18,7 +18,7 @@ from tests.e2e import judge
 from tests.e2e.conftest import WEATHER, Send
 from tests.e2e.fleet import WITH_TOOLS, fleet
 from tests.waiting import eventually
-from tokenbus import Chunk, Client, Response, TreeCursor, TreeStep
+from tokenbus import BlockComplete, Chunk, Client, Response, TreeCursor, TreeStep
 from tokenbus.bus import layout as repartition
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
@@ -26,7 +26,6 @@ from tokenbus.bus.layout import join_deployment, learn
 from tokenbus.bus.records import newest_records
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
-from tokenbus.client.decode import TopicEvent
 from tokenbus.errors import RepartitionRefused
 from tokenbus.testing import LocalBus
 from tokenbus_services.gateway.budgets.spend import Spent, read_spend
@@ -69,10 +68,10 @@ async def test_runs_before_during_and_after_a_change_end_normally(
     seen: dict[str, list[int]] = {}
     shared: Counter[tuple[str, int]] = Counter()
 
-    async def note(event: TopicEvent) -> None:
+    async def note(event: BlockComplete) -> None:
         seen.setdefault(event.run, []).append(event.seq)
 
-    async def note_shared(event: TopicEvent) -> None:
+    async def note_shared(event: BlockComplete) -> None:
         shared[(event.run, event.seq)] += 1
 
     async with (
@@ -80,7 +79,10 @@ async def test_runs_before_during_and_after_a_change_end_normally(
         fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS) as running,
         Client(server_url, prefix=keys.prefix) as bus,
     ):
-        alone, group = bus.subscribe("blocks"), bus.subscribe("blocks", group="app")
+        alone, group = (
+            bus.subscribe("blocks", kinds=BlockComplete),
+            bus.subscribe("blocks", kinds=BlockComplete, group="app"),
+        )
         async with alone, group:
             reading = [asyncio.create_task(alone.each(note)), asyncio.create_task(group.each(note_shared))]
 

@@ -87,7 +87,10 @@ async def test_an_executor_that_is_killed_costs_its_call_alone_and_its_worker_no
     async with deployed(scripts, (*PIPELINE, "tools"), TOML) as (_, services):
         killed, other = [await send(name, tools=[{"name": "touch"}]) for name in files]
         await eventually(lambda: all(file.exists() and file.read_text() for file in files.values()))
-        os.kill(int(files["touch0"].read_text()), signal.SIGKILL)
+        first = files["touch0"].read_text()
+        os.kill(int(first), signal.SIGKILL)
+        again = await eventually(lambda: (text := files["touch0"].read_text()) != first and text)
+        os.kill(int(again), signal.SIGKILL)
         logs: Any = await ended(server.client, keys, [killed])
         for file in files.values():
             file.unlink()

@@ -83,7 +83,7 @@ async def test_a_place_whose_admission_lost_its_reply_is_free_again(
     keyed = KeyAccess(settings, server, admission=admission.KeyAdmission.of(settings, server), rules=nothing)
     places = f"{settings.keys.gateway_use('ada')}:open"
     with pytest.raises(ServerUnavailable):
-        await keyed._admitted("ada", "r1", KeyRules(max_parallel_requests=1), 0)
+        await keyed._admitted("ada", "r1", KeyRules(max_parallel_requests=1), 0, hold="r1", hold_s=60)
     assert await server.client.zcard(places) == 1
     liveness = Liveness()
     await keyed.open(liveness)

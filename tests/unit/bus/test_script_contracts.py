@@ -21,7 +21,7 @@ SCRIPTS = {name: one for name, one in declared.items() if one.package.startswith
 FILES = {name: ROOM.joinpath(*one.package.split(".")[3:], one.file) for name, one in SCRIPTS.items()}
 PARSER = Parser(Language(tree_sitter_lua.language()))
 GLOBALS = {
-    *("KEYS", "ARGV", "redis", "cmsgpack", "string", "table", "math"),
+    *("KEYS", "ARGV", "redis", "cjson", "cmsgpack", "string", "table", "math"),
     *("ipairs", "next", "pairs", "pcall", "tonumber", "tostring", "type", "unpack"),
 }
 """What the server's Lua has, and our scripts use."""

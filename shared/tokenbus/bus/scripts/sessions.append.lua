@@ -55,8 +55,8 @@ if later and tonumber(later) > tonumber(epoch) then return 'stale' end
 local h = redis.call('HMGET', session, 'version', 'runs', 'run', 'seq', 'waiting', 'deleting')
 if (h[1] or '') ~= version or (h[2] or '0') ~= runs or (h[3] or '') ~= open_run or h[6] then return 'moved' end
 local s = {session = session, log = log, appends = appends, queue = queue, history = history, run_log = run_log,
-           topic = topic, most = topic_entries, run = open_run, runs = tonumber(runs), seq = tonumber(h[4] or '0'), waiting = tonumber(h[5] or '0'),
-           now = now_ms(), newest = -1}
+           topic = topic, most = topic_entries, run = open_run, runs = tonumber(runs), seq = tonumber(h[4] or '0'),
+           waiting = tonumber(h[5] or '0'), now = now_ms(), newest = -1}
 local indexes = {sessions, KEYS[of_tenant_at + 2]}
 local keys = {run_key = next_key, events = events, turns = turns, parser_lease = parser_lease, log = next_log,
               open_runs = open_runs, ended_runs = ended_runs,

@@ -1,6 +1,6 @@
 -- A session: its hash, its log, the fates of its appends, and the messages that wait. `s` has the names of its keys and
--- what of its hash is known: `seq`, `run` (the open one or ''), `newest` (the newest event of that run); and the topic of
--- its partition, with how many entries that keeps: `topic`, `most`.
+-- what of its hash is known: `seq`, `run` (the open one or ''), `newest` (the newest event of that run); and the topic
+-- of its partition, with how many entries that keeps: `topic`, `most`.
 -- Uses: whole
 -- Constants: MOST_EVENTS, MOST_EVENT_BYTES, TRIMMED_AT_ONCE, TRIMMED_BYTES, LARGE_BYTES
 local function publish_session(s, kind, rest)
