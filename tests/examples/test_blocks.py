@@ -189,7 +189,7 @@ async def _run(block: CodeBlock, directory: Path, env: Mapping[str, str]) -> Non
 
 
 async def _listens(process: asyncio.subprocess.Process, env: Mapping[str, str]) -> None:
-    """It prints something of the runs that are published while it listens."""
+    """It prints something of the runs that are published, and of the session that is made, while it listens."""
     assert process.stdout
     printed = asyncio.create_task(process.stdout.read(4_096))
     request = {"provider": "mock-anthropic", "model": "any", "messages": [{"role": "user", "content": "Hello!"}]}
@@ -199,6 +199,8 @@ async def _listens(process: asyncio.subprocess.Process, env: Mapping[str, str]) 
 
             async def received() -> bool:
                 await (await bus.publish(request)).result()
+                await bus.session("brief").configure({"provider": "mock-anthropic", "model": "any"})
+                await bus.session("brief").delete()
                 return printed.done()
 
             await eventually(received, timeout=60)
