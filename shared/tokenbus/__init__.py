@@ -87,6 +87,7 @@ from tokenbus.events.sessions import (
     RunEnded,
     SessionInfo,
     SessionTopicEvent,
+    UnknownSessionEvent,
 )
 from tokenbus.events.usage import Usage
 from tokenbus.events.waits import Condition, Excluded, WaitFate, WaitInfo
@@ -226,6 +227,7 @@ __all__ = [
     "TreeCursor",
     "TreeStep",
     "UnknownEvent",
+    "UnknownSessionEvent",
     "UrlSource",
     "Usage",
     "UsageReported",

@@ -44,7 +44,7 @@ from tokenbus.client.subscriptions.sentences import Sentence
 from tokenbus.client.subscriptions.topic_reader import Kinds, Runs
 from tokenbus.core.nearest_name import unknown_name
 from tokenbus.errors import TokenbusError
-from tokenbus.events.public import UnknownEvent
+from tokenbus.events.topics import UNKNOWN
 from tokenbus.faststream_internals import CallsCollection, EventSubscriber, MessageId, Registrator
 from tokenbus.shaping.sentences import SentenceRules
 
@@ -204,7 +204,7 @@ class _Subscriber(EventSubscriber):
                 await asyncio.sleep(PAUSE_S)
 
     async def _pass_on(self, event: object) -> None:
-        if isinstance(event, UnknownEvent):
+        if isinstance(event, UNKNOWN):
             return  # no handler has a parameter of this type
         message: dict[str, Any] = {"type": "stream", "channel": self.stream_sub.name, "message_ids": [], "data": {}}
         await self._handle({**message, "event": event})

@@ -29,7 +29,7 @@ FACADE = {
         Append Configure Delete HistoryBound Interrupt Rewrite SessionMessage Withdraw
         Answer Approval ChildEnded ChildStarted Condition Excluded Resumed ToolResult WaitFate WaitInfo Waiting
         Appended Configured Deleted Delivered Fate Returned RunEnded Receipt Session SessionCursor SessionInfo
-        SessionStep SessionTopicEvent TreeCursor TreeStep
+        SessionStep SessionTopicEvent TreeCursor TreeStep UnknownSessionEvent
     """,
     "tokenbus.policy": """
         Block BoundPolicy CallJudge CallJudgeOptions ContentStreamBlock Decision Handling NewText NewToolCall

@@ -17,7 +17,7 @@ import structlog
 
 from tokenbus import Client
 from tokenbus.bus.dead_letters import StoredDeadLetter
-from tokenbus.bus.keys import Keys, PublicTopic
+from tokenbus.bus.keys import Keys, SubscribedTopic
 from tokenbus.bus.layout import locate
 from tokenbus.bus.run_record import ENDED, REQUEST, UNENDED, read_status
 from tokenbus.bus.server.server import Server, translated
@@ -32,6 +32,7 @@ from tokenbus.core.request.bounds import is_traceparent, tenant_of
 from tokenbus.errors import ServerError
 from tokenbus.events.public import PublicEvent, Started, blobs_of
 from tokenbus.events.requests import MAX_RUN_ID_CHARS, Generate, Message, WhenBusy, is_run_id
+from tokenbus.events.topics import TopicEvent
 from tokenbus_services.gateway import idempotency
 from tokenbus_services.gateway.archived_runs import ArchivedRuns
 from tokenbus_services.gateway.audit import Changes
@@ -393,8 +394,8 @@ class GatewayRuns:
         return await self._bus.messages(run, wait_s=wait_s)
 
     async def of_topic(
-        self, topic: PublicTopic, group: str | None, begin: Literal["now", "start"]
-    ) -> AsyncGenerator[PublicEvent]:
+        self, topic: SubscribedTopic, group: str | None, begin: Literal["now", "start"]
+    ) -> AsyncGenerator[TopicEvent]:
         subscribe: Any = self._bus.subscribe
         async with subscribe(topic, group=group, from_=begin) as subscription:
             async for event in subscription:

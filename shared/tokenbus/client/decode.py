@@ -1,9 +1,11 @@
-"""Decodes stream entries into events: run logs, public topics, and the topics `decisions` and `sessions`."""
+"""Decodes stream entries into events: logs of runs and sessions, public topics, and the topics `decisions` and
+`sessions`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -11,12 +13,15 @@ from tokenbus.bus.keys import SubscribedTopic
 from tokenbus.bus.server.stream_reader import Entry
 from tokenbus.errors import Malformed
 from tokenbus.events import decisions
-from tokenbus.events.decisions import Decided
 from tokenbus.events.public import TERMINAL, PublicEvent, UnknownEvent, decode
-from tokenbus.events.sessions import SessionEvent, SessionTopicEvent, session_ref
-
-TopicEvent: TypeAlias = PublicEvent | Decided | SessionTopicEvent
-"""An event of any topic."""
+from tokenbus.events.sessions import (
+    AnySessionEvent,
+    SessionEvent,
+    SessionTopicEvent,
+    UnknownSessionEvent,
+    session_ref,
+)
+from tokenbus.events.topics import TopicEvent
 
 
 class OfRun(Protocol):
@@ -38,10 +43,26 @@ class _Envelope(msgspec.Struct):
     """Replaces ``seq`` in events that belong to no run's log."""
 
 
+class _SessionEnvelope(msgspec.Struct):
+    """The fields that events of sessions of all types have; see `SessionEvent`."""
+
+    type: str
+    session_seq: int
+    at_ms: int
+    run: str | None = None
+    run_seq: int | None = None
+    session: str | None = None
+    tenant: str | None = None
+    made: str | None = None
+
+
 E = TypeVar("E")
+U = TypeVar("U")
 _ENDS = frozenset(str(kind.__struct_config__.tag) for kind in TERMINAL)
 _envelope = msgspec.json.Decoder(_Envelope)
-_of_session = msgspec.json.Decoder(SessionTopicEvent)
+_session_envelope = msgspec.json.Decoder(_SessionEnvelope)
+_in_session_log = msgspec.json.Decoder(AnySessionEvent)
+_on_session_topic = msgspec.json.Decoder(SessionTopicEvent)
 
 
 def public_event(stream: str, entry: Entry) -> PublicEvent:
@@ -49,16 +70,21 @@ def public_event(stream: str, entry: Entry) -> PublicEvent:
 
     Raises Malformed, naming the stream and the entry, if it is not an event.
     """
-    return _event(stream, entry, decode)
+    return _event(stream, entry, decode, _unknown)
+
+
+def session_event(log: str, entry: Entry) -> AnySessionEvent:
+    """Decode an entry of a session's log; `UnknownSessionEvent` if a newer version wrote it. Raises Malformed."""
+    return _event(log, entry, _in_session_log.decode, _unknown_of_session)
 
 
 def topic_event(topic: SubscribedTopic, stream: str, entry: Entry) -> TopicEvent:
     """Like `public_event`, for an entry of any topic."""
     match topic:
         case "decisions":
-            return _event(stream, entry, decisions.decoder.decode)
+            return _event(stream, entry, decisions.decoder.decode, _unknown)
         case "sessions":
-            return _event(stream, entry, _of_session.decode)
+            return _event(stream, entry, _on_session_topic.decode, _unknown_of_session)
         case _:
             return public_event(stream, entry)
 
@@ -75,18 +101,18 @@ def is_end(event: PublicEvent) -> bool:
     return isinstance(event, TERMINAL) or (isinstance(event, UnknownEvent) and event.event_type in _ENDS)
 
 
-def _event(stream: str, entry: Entry, known: Callable[[bytes], E]) -> E | UnknownEvent:
+def _event(stream: str, entry: Entry, known: Callable[[bytes], E], stands_for: Callable[[bytes], U | None]) -> E | U:
     entry_id, fields = entry
     try:
         data = fields[b"__data__"]
         try:
             return known(data)
         except msgspec.ValidationError:
-            if unknown := _unknown(data):
+            if unknown := stands_for(data):
                 return unknown
             raise
     except (KeyError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-        raise Malformed(f"{stream} {entry_id.decode()}", f"no public event: {e!r}") from None
+        raise Malformed(f"{stream} {entry_id.decode()}", f"no event: {e!r}") from None
 
 
 def _unknown(data: bytes) -> UnknownEvent | None:
@@ -105,3 +131,12 @@ def _unknown(data: bytes) -> UnknownEvent | None:
         event_type=about.type,
         fields=msgspec.json.decode(data, type=dict[str, object]),
     )
+
+
+def _unknown_of_session(data: bytes) -> UnknownSessionEvent | None:
+    try:
+        about = msgspec.structs.asdict(_session_envelope.decode(data))
+    except msgspec.ValidationError:
+        return None
+    kind = about.pop("type")
+    return UnknownSessionEvent(event_type=kind, fields=msgspec.json.decode(data, type=dict[str, object]), **about)

@@ -55,9 +55,9 @@ def standalone(types: Any) -> dict[str, Any]:
 
 
 def members(types: Any) -> list[Any]:
-    """The classes of a union that travel: `UnknownEvent` is never written."""
+    """The classes of a union that travel: those that stand for a newer version's are never written."""
     found = [one for member in get_args(types) for one in members(member)] or [types]
-    return [one for one in found if one is not public.UnknownEvent]
+    return [one for one in found if one not in (public.UnknownEvent, sessions.UnknownSessionEvent)]
 
 
 def _components(types: list[Any]) -> tuple[Any, dict[str, Any]]:

@@ -153,7 +153,19 @@ class Deleted(SessionEvent, frozen=True, kw_only=True, tag="deleted"):
     append: str
 
 
-AnySessionEvent = Configured | Appended | Delivered | Returned | RunEnded
+class UnknownSessionEvent(SessionEvent, frozen=True, kw_only=True, tag="unknown"):
+    """An event with a type or value that this version of tokenbus does not know, written by a newer version.
+
+    Its place in the session's order is known. It is never written: it stands for the event that was read.
+    """
+
+    event_type: str
+    """The event's actual ``type``."""
+    fields: dict[str, object]
+    """All its fields, as written."""
+
+
+AnySessionEvent = Configured | Appended | Delivered | Returned | RunEnded | UnknownSessionEvent
 """Event types of a session's log."""
 SessionTopicEvent = AnySessionEvent | Deleted
 """Event types of the topic `sessions`."""

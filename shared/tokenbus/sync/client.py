@@ -16,7 +16,6 @@ from tokenbus.client import client as asynchronous
 from tokenbus.client.blobs import Blobs as AsyncBlobs
 from tokenbus.client.client import PUBLISHED_WAIT_S
 from tokenbus.client.client import Run as AsyncRun
-from tokenbus.client.decode import TopicEvent
 from tokenbus.client.publishing import AnyRun
 from tokenbus.client.response import Response
 from tokenbus.client.sessions.session import ACCEPTED_WAIT_S
@@ -28,6 +27,7 @@ from tokenbus.client.subscriptions.sentences import Sentence, SentenceSubscripti
 from tokenbus.core.request.parse import MAX_REQUEST_BYTES
 from tokenbus.events.public import PublicEvent
 from tokenbus.events.requests import Generate
+from tokenbus.events.topics import TopicEvent
 from tokenbus.sync.loop_thread import LoopThread
 
 P = ParamSpec("P")

@@ -14,8 +14,8 @@ from tokenbus.bus import layout as repartition
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.layout import join_deployment, learn
 from tokenbus.bus.server.server import Server
-from tokenbus.client.decode import TopicEvent
 from tokenbus.client.subscriptions.sentences import Sentence
+from tokenbus.events.topics import TopicEvent
 
 BEFORE = [f"before-{n}" for n in range(8)]
 AFTER = [f"after-{n}" for n in range(16)]

@@ -204,6 +204,15 @@ def test_an_operator_reads_a_topic(http: httpx.Client) -> None:
             if run in received:
                 break
     assert "event: started\ndata: {" in received
+    configured = http.post(
+        "/sessions/heard/events", json={"item": {"type": "configure", "request": {"model": "house"}}}
+    )
+    assert configured.is_success, configured.text
+    with http.stream("GET", "/topics/sessions", params={"from": "start"}) as stream:
+        lines = stream.iter_lines()
+        while next(lines) != "event: configured":
+            pass
+        assert '"session":"heard"' in next(lines)
     assert http.get("/topics/raw").status_code == 404
 
 

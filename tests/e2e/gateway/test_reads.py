@@ -14,6 +14,7 @@ import redis
 
 from tests.e2e.gateway.served import gateway_routes
 from tests.waiting import eventually_sync
+from tokenbus.bus.keys import TOPICS
 from tokenbus.testing import LocalBus, Reply
 
 FOREIGN = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}
@@ -65,7 +66,7 @@ def test_a_read_of_another_sites_page_changes_nothing(bus: LocalBus, run: str, p
 
 def test_what_takes_events_from_a_group_is_no_read(bus: LocalBus, run: str) -> None:
     with httpx.Client(base_url=bus.gateway, timeout=60) as http:
-        for topic in ("visible", "chunks", "blocks", "runs"):
+        for topic in TOPICS:
             path = f"/topics/{topic}?group=mine&from=start"
             assert http.get(path, headers=FOREIGN).status_code == 403
             with http.stream("GET", path) as answer:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from tests.e2e.sessions.test_sessions import run_over, said, told
-from tokenbus import Client, Deleted, SessionCursor, SessionTopicEvent
+from tokenbus import Client, Deleted, SessionCursor, SessionTopicEvent, UnknownSessionEvent
 from tokenbus.events.requests import SessionMessage
-from tokenbus.events.sessions import Appended, Delivered, Returned, RunEnded, SessionEvent
+from tokenbus.events.sessions import Appended, Delivered, Returned, RunEnded, SessionEvent, session_ref
 from tokenbus.testing import LocalBus
 from tokenbus_services.mock_provider import Reply, Stall, Turn
 
@@ -76,6 +76,30 @@ async def test_a_session_is_followed_from_an_event_of_the_topic() -> None:
                 assert rest == steps[-len(rest) :]
                 assert len(steps) - len(rest) == event.session_seq + 1
                 break
+
+
+async def test_an_event_that_only_a_newer_version_knows_has_its_place_in_the_session_and_on_the_topic() -> None:
+    with LocalBus() as local:
+        local.model_says("two", "one", "one")
+        async with local.client() as bus:
+            session = bus.session("newer")
+            await session.configure(MODEL)
+            await session.send("hello")
+            before = [step.event for step in await told(session, run_over) if isinstance(step.event, SessionEvent)]
+            ref, seq = session_ref("", "newer"), before[-1].session_seq + 1
+            keys = await bus._deployment.keys_of(ref)  # pyright: ignore[reportPrivateUsage]
+            fields = {"type": "applauded", "session_seq": seq, "at_ms": 7, "loud": [1]}
+            server = bus._deployment.server.client  # pyright: ignore[reportPrivateUsage]
+            await server.xadd(keys.log(ref), {"__data__": msgspec.json.encode(fields)}, id=f"1-{seq}")
+            made = before[0].made or (await server.hget(keys.session(ref), "made")).decode()
+            named = fields | {"session": "newer", "made": made}
+            await server.xadd(keys.topic(keys.partition_of(ref), "sessions"), {"__data__": msgspec.json.encode(named)})
+            newest = [step.event async for step in session.follow(live=False)][-1]
+            assert newest == UnknownSessionEvent(session_seq=seq, at_ms=7, event_type="applauded", fields=fields)
+            async for event in bus.subscribe("sessions", from_="start"):
+                if isinstance(event, UnknownSessionEvent):
+                    assert (event.session, event.made, event.seq, event.fields) == ("newer", made, seq, named)
+                    break
 
 
 async def test_a_long_item_has_its_type_and_size_on_the_topic() -> None:

@@ -35,6 +35,7 @@ from tokenbus.events.sessions import (
     RunEnded,
     SessionEvent,
 )
+from tokenbus.events.topics import type_of
 from tokenbus_services.cli.chat import asking
 from tokenbus_services.cli.render import event_text as wording
 
@@ -179,7 +180,7 @@ class Transcript:
 def _note(event: Event) -> Piece | None:
     match event:
         case Retrying() | Restarted():
-            return Piece("note", f"{wording.name(event)}: {wording.details(event)}")
+            return Piece("note", f"{type_of(event)}: {wording.details(event)}")
         case RunFailedEvent():
             return Piece("error", wording.error(event.error))
         case Incomplete():

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 import msgspec
 
 from tokenbus.bus.activity import Failure
-from tokenbus.client.decode import TopicEvent
 from tokenbus.events import public, sessions
 from tokenbus.events.decisions import Decided
 from tokenbus.events.error_info import ErrorInfo
+from tokenbus.events.topics import TopicEvent, type_of
 from tokenbus.events.usage import Usage
 
 NoPublic = Decided | sessions.SessionEvent
@@ -23,13 +23,6 @@ def shortened(text: str, most: int, run: str) -> str:
     if len(text) <= most:
         return text
     return f"{text[:most]}… ({len(text)} characters; `tokenbus waiting {run} --json` has them all)"
-
-
-def name(event: TopicEvent) -> str:
-    """Return the event's type, as on the wire."""
-    if isinstance(event, public.UnknownEvent):
-        return event.event_type
-    return str(event.__struct_config__.tag)
 
 
 def details(event: TopicEvent) -> str:
@@ -88,7 +81,7 @@ def details(event: TopicEvent) -> str:
             return f"{event.run} {event.status}"
         case sessions.Deleted():
             return event.append
-        case public.UnknownEvent():
+        case public.UnknownEvent() | sessions.UnknownSessionEvent():
             return "of a newer tokenbus"
 
 
@@ -157,7 +150,7 @@ def timing(times: public.Timing) -> str:
 def one_line(event: TopicEvent) -> str:
     """Describe the whole event on one line."""
     of = event.session if isinstance(event, sessions.SessionEvent) else event.run
-    return " ".join(f"{of} {event.seq} {name(event)} {details(event)}".split("\n")).rstrip()
+    return " ".join(f"{of} {event.seq} {type_of(event)} {details(event)}".split("\n")).rstrip()
 
 
 def moment(entry_id: str) -> str:

@@ -12,8 +12,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from tokenbus.client.decode import TopicEvent
 from tokenbus.events import public
+from tokenbus.events.topics import TopicEvent, type_of
 from tokenbus_services.cli.render import event_text as wording
 from tokenbus_services.terminal_text import safe
 
@@ -196,7 +196,7 @@ def panel(block: ShownBlock, with_run: bool, *, last_lines: int | None = None) -
 
 def life(event: public.PublicEvent, with_run: bool) -> RenderableType:
     """Render a lifecycle event as a line; a run's end also with its tokens and timing."""
-    name = wording.name(event)
+    name = type_of(event)
     words = Text(f"{event.run} " if with_run else "", style="dim")
     words.append(name, style=_LIFE_STYLES.get(name, "bold red")).append(" " + safe(wording.details(event)))
     if not isinstance(event, public.RunEnd):

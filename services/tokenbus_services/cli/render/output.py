@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tokenbus.client.decode import TopicEvent
 from tokenbus.events.public import (
     Answering,
     BlockComplete,
@@ -18,10 +17,10 @@ from tokenbus.events.public import (
     ImagePreview,
     PublicEvent,
     RunEnd,
-    UnknownEvent,
     UsageReported,
     encode,
 )
+from tokenbus.events.topics import TopicEvent, as_written, type_of
 from tokenbus_services.cli.render import event_text as wording
 from tokenbus_services.cli.render.event_text import NoPublic
 from tokenbus_services.terminal_text import safe, safe_json
@@ -52,7 +51,7 @@ def print_json(value: object) -> None:
 
 def fields_of(event: TopicEvent) -> dict[str, object]:
     """The event as a JSON object."""
-    return msgspec.to_builtins(event.fields if isinstance(event, UnknownEvent) else event)
+    return msgspec.to_builtins(as_written(event))
 
 
 def write(data: bytes) -> None:
@@ -62,7 +61,7 @@ def write(data: bytes) -> None:
 
 
 def _show_json(event: TopicEvent) -> None:
-    write(safe_json(encode(event.fields if isinstance(event, UnknownEvent) else event)) + b"\n")
+    write(safe_json(encode(as_written(event))) + b"\n")
 
 
 def _show_line(event: TopicEvent) -> None:
@@ -97,7 +96,7 @@ class PlainText:
             case Chunk() | BlockStarted() | ImagePreview() | BlockComplete() | UsageReported() | Answering():
                 return ""  # the run's end shows the total usage
             case _:
-                text = self._marked(wording.name(event), wording.details(event))
+                text = self._marked(type_of(event), wording.details(event))
                 if isinstance(event, RunEnd):
                     text += self._marked("usage", wording.usage(event.usage)) if event.usage else ""
                     text += self._marked("timing", wording.timing(event.timing))

@@ -14,11 +14,11 @@ from tokenbus import Client, TreeCursor
 from tokenbus.bus.keys import SubscribedTopic
 from tokenbus.errors import RequestInvalid, RunError, RunNotFound, SettingsError
 from tokenbus.events.public import RunEnd, RunFailedEvent
+from tokenbus.events.topics import type_of
 from tokenbus_services import settings as configuration
 from tokenbus_services.cli import connect as reaching
 from tokenbus_services.cli import exit_codes as ending
 from tokenbus_services.cli import mock
-from tokenbus_services.cli.render import event_text as wording
 from tokenbus_services.cli.render.output import Show, fields_of, print_json, showing
 
 Request = Mapping[str, object]
@@ -167,7 +167,7 @@ async def show_run(bus: Client, run: str, show: Show, *, after: int = -1, wait_s
     async for event in bus.follow(run, after=after, wait_s=wait_s):
         show(event)
         if isinstance(event, RunEnd):
-            return ending.RUN_STATUS[wording.name(event)]
+            return ending.RUN_STATUS[type_of(event)]
     try:  # the cursor is past the end
         await bus.result(run)
     except RunError as e:

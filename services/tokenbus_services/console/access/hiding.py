@@ -12,6 +12,7 @@ import msgspec
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.public import PublicEvent, UnknownEvent
 from tokenbus.events.sessions import SessionEvent, SessionInfo
+from tokenbus.events.topics import type_of
 from tokenbus.events.usage import Usage
 from tokenbus.events.waits import WaitInfo
 
@@ -83,7 +84,7 @@ _OF_ITEM = frozenset({"type", "when_busy", "together", "heard_through", "heard_c
 
 def hidden_of_session(event: SessionEvent) -> dict[str, Any]:
     """An event of a session as JSON, with ``hidden`` as above. Of a configuration, provider and model are shown."""
-    fields: dict[str, Any] = msgspec.to_builtins(event)
+    fields: dict[str, Any] = {**msgspec.to_builtins(event), "type": type_of(event)}
     kept, count = _only(fields, _OF_SESSION)
     if item := fields.get("item"):
         count -= _characters(item)

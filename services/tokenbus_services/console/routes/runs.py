@@ -19,7 +19,8 @@ from tokenbus.bus.server.server import translated
 from tokenbus.client.decode import public_event
 from tokenbus.client.rerun import MAX_AGAIN, How
 from tokenbus.events import decisions
-from tokenbus.events.public import TERMINAL, PublicEvent, UnknownEvent, blobs_of
+from tokenbus.events.public import TERMINAL, PublicEvent, blobs_of
+from tokenbus.events.topics import as_written, type_of
 from tokenbus_services.console.access.hiding import hidden
 from tokenbus_services.console.access.session import PATH, Viewer
 from tokenbus_services.console.http import SURFACE, Desk, body_of, json, refusal
@@ -310,10 +311,8 @@ class EventEncoder(Encoder):
 
 def event_lines(event: PublicEvent, *, content: bool, number: str) -> bytes:
     """The event as a page reads it, with its id."""
-    unknown = isinstance(event, UnknownEvent)
-    name = event.event_type if unknown else str(event.__struct_config__.tag)
-    data = hidden(event) if not content else event.fields if unknown else event
-    return b"id: %s\nevent: %s\ndata: %s\n\n" % (number.encode(), name.encode(), encode_line(data))
+    data = as_written(event) if content else hidden(event)
+    return b"id: %s\nevent: %s\ndata: %s\n\n" % (number.encode(), type_of(event).encode(), encode_line(data))
 
 
 def broken_line(problem: Problem) -> bytes:

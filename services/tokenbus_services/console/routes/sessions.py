@@ -14,6 +14,7 @@ from tokenbus.client.sessions.listing import list_sessions, session_filter
 from tokenbus.core.request.parse import request_from
 from tokenbus.events.requests import Append, Interrupt, SessionMessage, Withdraw
 from tokenbus.events.sessions import SessionEvent
+from tokenbus.events.topics import as_written
 from tokenbus_services.console.access.hiding import hidden_of_session, session_row
 from tokenbus_services.console.access.session import PATH, Viewer
 from tokenbus_services.console.http import SURFACE, Desk, body_of, json
@@ -128,5 +129,5 @@ def _lines(step: SessionStep, *, content: bool) -> bytes:
     number = str(step.cursor)
     if not isinstance(event, SessionEvent):
         return event_lines(event, content=content, number=number)
-    data = msgspec.json.encode(event if content else hidden_of_session(event))
+    data = msgspec.json.encode(as_written(event) if content else hidden_of_session(event))
     return b"id: %s\nevent: session\ndata: %s\n\n" % (number.encode(), data)

@@ -9,7 +9,7 @@
 ``POST /runs/{id}/cancel``    ``{"reason", "heard_through", "heard_characters"}``: 202
 ``POST /runs/{id}/retry``     the same request again, ``resume``: from its text on: 202 with the new run's id
 ``GET /runs/{id}/blobs/{id}`` a blob that the run's events name
-``GET /topics/{topic}``       live events of all runs, for operators: ``?group=NAME`` shares them among its readers
+``GET /topics/{topic}``       live events of all runs or sessions, for operators: ``?group=NAME`` shares them
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -26,7 +26,7 @@ from starlette.responses import StreamingResponse
 from starlette.routing import BaseRoute
 
 from tokenbus import Response, TreeCursor
-from tokenbus.bus.keys import PublicTopic
+from tokenbus.bus.keys import TOPICS
 from tokenbus.bus.liveness import stop_task
 from tokenbus.client.decode import is_end
 from tokenbus.client.rerun import MAX_AGAIN, How
@@ -48,7 +48,6 @@ from tokenbus_services.gateway.surfaces.native import (
     NativeSurface,
     accepted,
     broken,
-    event_lines,
     lines_of,
 )
 
@@ -170,10 +169,10 @@ class _NativeRoutes:
         return StreamingResponse(chunks, headers=headers, media_type=ref.media_type)
 
     async def topic(self, request: Request) -> Any:
-        """Live events of all runs."""
+        """Live events of all runs, or of all sessions."""
         await self._operator(request)
         topic = request.path_params["topic"]
-        if topic not in get_args(PublicTopic):
+        if topic not in TOPICS:
             raise Refusal(Problem(status=404, code="not_found", message="no such topic", kind="not_found"))
         begin = request.query_params.get("from", "now")
         if begin not in ("now", "start"):
@@ -183,7 +182,7 @@ class _NativeRoutes:
             self._gateway.times,
             events,
             # Without ids: a topic ends with its key alone, and a new reader begins where it says.
-            lambda event: event_lines(event, numbered=False),
+            lambda event: lines_of(event, number=None),
             check=lambda: self._operator(request),
             broken=broken,
         )

@@ -20,17 +20,16 @@ import msgspec
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import translated
 from tokenbus.bus.server.stream_reader import Entry, id_key
-from tokenbus.client.decode import public_event
+from tokenbus.client.decode import public_event, session_event
 from tokenbus.client.deployment import Deployment, Outage
 from tokenbus.client.log_reader import LONGEST_LOOK_S
 from tokenbus.client.tailing import StreamFeed
-from tokenbus.errors import CursorAhead, CursorTrimmed, Malformed, ServerUnavailable, SessionNotFound, SessionReplaced
+from tokenbus.errors import CursorAhead, CursorTrimmed, ServerUnavailable, SessionNotFound, SessionReplaced
 from tokenbus.events.public import PublicEvent
 from tokenbus.events.sessions import AnySessionEvent, RunEnded
 
 COUNT = 256
 _CURSOR = re.compile(r"(-1|[0-9]{1,15})\.(-1|[0-9]{1,15})\.([0-9a-f]{8})")
-_decoder = msgspec.json.Decoder(AnySessionEvent)
 
 
 class SessionCursor(msgspec.Struct, frozen=True, order=True):
@@ -59,15 +58,6 @@ class SessionStep(msgspec.Struct, frozen=True):
 
     event: AnySessionEvent | PublicEvent
     cursor: SessionCursor
-
-
-def session_event(log: str, entry: Entry) -> AnySessionEvent:
-    """Decode an entry of a session's log. Raises Malformed."""
-    entry_id, fields = entry
-    try:
-        return _decoder.decode(fields[b"__data__"])
-    except (KeyError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-        raise Malformed(f"{log} {entry_id.decode()}", f"no event of a session: {e!r}") from None
 
 
 async def follow_session(

@@ -11,9 +11,10 @@ from typing import Generic, NamedTuple, TypeVar
 from tokenbus.bus.keys import SubscribedTopic
 from tokenbus.bus.liveness import is_cancelled
 from tokenbus.bus.server.stream_reader import Entry
-from tokenbus.client.decode import OfRun, TopicEvent, order_of, topic_event
+from tokenbus.client.decode import OfRun, order_of, topic_event
 from tokenbus.client.subscriptions.topic_reader import Selection
 from tokenbus.events.sessions import SessionEvent
+from tokenbus.events.topics import TopicEvent
 
 
 class OffsetTracker:

@@ -28,13 +28,14 @@ from tokenbus.bus.scripts.topics import mirror_offset
 from tokenbus.bus.server.run_scripts import run_scripts
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.bus.server.stream_reader import Entry
-from tokenbus.client.decode import TopicEvent, order_of, topic_event
+from tokenbus.client.decode import order_of, topic_event
 from tokenbus.client.deployment import Deployment, Outage
 from tokenbus.client.subscriptions.ack_tracker import AckTracker, Again, OffsetTracker, each
 from tokenbus.client.subscriptions.cursor import OLDEST, EnteredOrIterated, Gaps, OnTrimmed, just_before, until_stopped
 from tokenbus.client.subscriptions.poison import Poison, Returned
 from tokenbus.client.subscriptions.topic_reader import Selection, TopicReader
 from tokenbus.errors import CursorTrimmed, Malformed, ServerUnavailable
+from tokenbus.events.topics import TopicEvent
 
 E = TypeVar("E", bound=TopicEvent)
 

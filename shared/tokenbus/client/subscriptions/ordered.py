@@ -9,7 +9,6 @@ from typing import Literal, TypeVar, cast
 
 from tokenbus.bus.keys import Keys, SubscribedTopic
 from tokenbus.bus.server.stream_reader import Entry, id_key
-from tokenbus.client.decode import TopicEvent
 from tokenbus.client.deployment import Deployment, Outage
 from tokenbus.client.subscriptions.ack_tracker import AckTracker, OffsetTracker, each
 from tokenbus.client.subscriptions.cursor import (
@@ -24,6 +23,7 @@ from tokenbus.client.subscriptions.cursor import (
 )
 from tokenbus.client.subscriptions.topic_reader import Selection, TopicReader, ends
 from tokenbus.errors import CursorAhead, CursorTrimmed, DeploymentMismatch, Malformed, ServerUnavailable
+from tokenbus.events.topics import TopicEvent
 
 E = TypeVar("E", bound=TopicEvent)
 

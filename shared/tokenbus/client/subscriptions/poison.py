@@ -26,8 +26,8 @@ from tokenbus.bus.server.stream_reader import Entry
 from tokenbus.client.decode import OfRun, order_of
 from tokenbus.client.subscriptions.ack_tracker import Again
 from tokenbus.errors import ServerUnavailable
-from tokenbus.events.public import UnknownEvent
 from tokenbus.events.sessions import SessionEvent
+from tokenbus.events.topics import as_written
 
 log = logging.getLogger(__name__)
 
@@ -198,7 +198,7 @@ class Poison(Generic[E]):
             stage=f"group {self._group}",
             stream=self._keys.topic(lease.partition, topic),
             entry=entry,
-            bytes=msgspec.json.encode(event.fields if isinstance(event, UnknownEvent) else event),
+            bytes=msgspec.json.encode(as_written(event)),
             run=event.run,
             seq=event.seq,
             group=self._group,

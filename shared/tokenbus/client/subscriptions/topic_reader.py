@@ -18,13 +18,13 @@ from tokenbus.bus.scripts import topics as scripts
 from tokenbus.bus.server.run_scripts import run_scripts
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.bus.server.stream_reader import MAX_BLOCK_MS, Entry, StreamReader
-from tokenbus.client.decode import TopicEvent
 from tokenbus.client.subscriptions.cursor import OLDEST
 from tokenbus.core.nearest_name import unknown_name
 from tokenbus.errors import CursorTrimmed
 from tokenbus.events import public
 from tokenbus.events.decisions import Decided
 from tokenbus.events.sessions import SessionTopicEvent
+from tokenbus.events.topics import UNKNOWN, TopicEvent
 
 COUNT = 256
 """Maximum entries per partition and read. The settings do not allow a topic to keep as few."""
@@ -163,7 +163,7 @@ def _tag(kind: Any) -> str:
 
 
 def _tags(union: object) -> frozenset[str]:
-    return frozenset(_tag(kind) for kind in get_args(union) if kind is not public.UnknownEvent)
+    return frozenset(_tag(kind) for kind in get_args(union) if kind not in UNKNOWN)
 
 
 _EVENT_KINDS: dict[SubscribedTopic, frozenset[str]] = {
@@ -206,7 +206,7 @@ class Selection:
 
     def wants(self, event: TopicEvent) -> bool:
         """Whether the subscriber wants this event. Raises whatever the predicate on runs raises."""
-        if isinstance(event, public.UnknownEvent):
+        if isinstance(event, UNKNOWN):
             if not self._unknown:
                 return False
         elif _tag(event) not in self._events or (

@@ -79,7 +79,7 @@ def test_what_is_shown_exists() -> None:
 @pytest.mark.parametrize("item", [SessionMessage, Configure, Interrupt, Withdraw], ids=lambda item: item.__name__)
 def test_no_event_of_a_session_leaves_with_what_was_said(kind: Any, item: type[msgspec.Struct]) -> None:
     fields = {each.name: filled(each.type, each.encode_name) for each in inspect.type_info(kind).fields}  # pyright: ignore
-    fields |= {name: "a" for name in ("append", "run") if name in fields}
+    fields |= {name: "a" for name in ("append", "run", "event_type") if name in fields}
     if "item" in fields:
         fields["item"] = item(**{f.name: filled(f.type, f.encode_name) for f in inspect.type_info(item).fields})  # pyright: ignore
         if item is Withdraw:

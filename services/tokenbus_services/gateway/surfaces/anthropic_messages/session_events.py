@@ -12,7 +12,15 @@ from tokenbus.events.requests import (
     Interrupt,
     SessionMessage,
 )
-from tokenbus.events.sessions import AnySessionEvent, Appended, Configured, Delivered, Returned, RunEnded
+from tokenbus.events.sessions import (
+    AnySessionEvent,
+    Appended,
+    Configured,
+    Delivered,
+    Returned,
+    RunEnded,
+    UnknownSessionEvent,
+)
 from tokenbus.events.usage import Usage
 from tokenbus.events.waits import WaitInfo, WaitKind
 from tokenbus_services.gateway.problem import of_end
@@ -73,7 +81,7 @@ class SessionEvents:
                 self._at_ms = event.at_ms
                 self._waiting.pop(append, None)
                 return []
-            case Appended():
+            case Appended() | UnknownSessionEvent():
                 self._at_ms = event.at_ms
                 return []
             case _:

@@ -14,6 +14,7 @@ import msgspec
 
 from tokenbus.events.public import PublicEvent, UnknownEvent, encode
 from tokenbus.events.sessions import AnySessionEvent
+from tokenbus.events.topics import as_written
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid
 from tokenbus_services.gateway.surfaces.contract import Answer
 from tokenbus_services.gateway.surfaces.fields import is_whole, json_value
@@ -213,7 +214,7 @@ def offset_text(offset: int) -> str:
 
 def session_item(event: AnySessionEvent | PublicEvent) -> bytes:
     """An event of a session or of one of its runs, as JSON."""
-    return _encode(event.fields) if isinstance(event, UnknownEvent) else _encode(event)
+    return _encode(as_written(event))
 
 
 def _json(event: PublicEvent) -> bytes:

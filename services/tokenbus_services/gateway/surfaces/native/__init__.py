@@ -8,9 +8,9 @@ import msgspec
 
 from tokenbus.core.request.parse import request_from
 from tokenbus.errors import RequestInvalid
-from tokenbus.events.public import TERMINAL, PublicEvent, RunFailedEvent, UnknownEvent
+from tokenbus.events.public import TERMINAL, PublicEvent, RunFailedEvent
 from tokenbus.events.requests import Generate
-from tokenbus.events.sessions import AnySessionEvent
+from tokenbus.events.topics import TopicEvent, as_written, type_of
 from tokenbus.providers.request.build import extras_of_objects
 from tokenbus_services.gateway.problem import (
     Problem,
@@ -78,7 +78,7 @@ class NativeEncoder(Encoder):
     def feed(self, event: PublicEvent) -> list[bytes]:
         if isinstance(event, TERMINAL):
             self._over = True
-        return [event_lines(event, numbered=True, named=self._named)]
+        return [lines_of(event, number=str(event.seq), named=self._named)]
 
     def broken(self, problem: Problem) -> list[bytes]:
         if self._over:
@@ -92,22 +92,12 @@ def broken(problem: Problem) -> bytes:
     return b"event: gateway_error\ndata: " + _error(problem) + b"\n\n"
 
 
-def event_lines(event: PublicEvent, *, numbered: bool, named: bool = True) -> bytes:
-    """One server-sent event, whose id is its seq."""
-    return lines_of(event, number=str(event.seq) if numbered else None, named=named)
-
-
-def lines_of(
-    event: PublicEvent | AnySessionEvent, *, number: str | None, named: bool = True, path: Sequence[str] = ()
-) -> bytes:
+def lines_of(event: TopicEvent, *, number: str | None, named: bool = True, path: Sequence[str] = ()) -> bytes:
     """One server-sent event with this id. ``path``: the runs above that of the event, and it."""
-    if isinstance(event, UnknownEvent):
-        name, fields = event.event_type, event.fields
-    else:
-        name, fields = str(event.__struct_config__.tag), event
+    fields = as_written(event)
     data = encode_line({**msgspec.to_builtins(fields), "path": path} if path else fields)
     of_number = b"id: " + number.encode() + b"\n" if number is not None else b""
-    kind = b"event: " + name.encode() + b"\n" if named else b""
+    kind = b"event: " + type_of(event).encode() + b"\n" if named else b""
     return of_number + kind + b"data: " + data + b"\n\n"
 
 
