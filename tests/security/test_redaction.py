@@ -128,6 +128,9 @@ SPELLINGS: dict[str, Callable[[str], str]] = {
     "base64 of a MIME body in JSON": lambda key: json.dumps(
         base64.encodebytes(f"{'x' * 50}{key}{'y' * 60}".encode()).decode()
     ),
+    "base64 of a MIME body in an url": lambda key: quote(
+        base64.encodebytes(f"{'x' * 50}{key}{'y' * 60}".encode()).decode(), safe=""
+    ),
     "base64 in JSON": lambda key: base64.b64encode(key.encode()).decode().replace("+", "\\u002b").replace("/", "\\/"),
 }
 PLACES = {
@@ -145,12 +148,12 @@ def undone(text: str) -> list[str]:
     included.
     """
     layers = [text]
-    unfolded = re.sub(r"\\+[rn]|[\r\n]", "", text)
     for _ in range(6):
         text = re.sub(r"\\u([0-9a-fA-F]{4})", lambda found: chr(int(found[1], 16)), text)
         text = re.sub(r"\\+([\"/\\]?)", r"\1", text) if not re.search(r"\\u", text) else text.replace("\\\\", "\\")
         text = html.unescape(unquote(text, errors="replace"))
         layers.append(text)
+    unfolded = re.sub(r"\\+[rn]|[\r\n]", "", " ".join(layers))
     layers += [bytes.fromhex(run).decode("latin-1") for run in re.findall(r"(?:[0-9a-fA-F]{2}){16,}", text)]
     for run in re.findall(r"[A-Za-z0-9+/_-]{16,}", " ".join([*layers, unfolded])):
         for cut in range(4):
@@ -314,6 +317,20 @@ def test_a_key_split_over_events_is_found_in_any_spelling_and_cut(
     for value in (*texts.values(), clean.decode()):
         assert not any(shows(key, layer) for layer in undone(value)), value
     assert any(text.startswith("It is ") and text.endswith(", I think.") for text in joined)
+
+
+@pytest.mark.parametrize("spelling", [name for name in SPELLINGS if "MIME" in name or "PEM" in name])
+def test_a_fold_is_seen_wherever_its_text_is_split(spelling: str) -> None:
+    key = "sk-" + 60 * "Z"
+    text = SPELLINGS[spelling](key)
+    for at in range(8, len(text)):
+        stream = RedactedEvents(Redaction([key]))
+        pieces = text[: at - 8], text[at - 8 : at], text[at:]  # the first one may hold a whole fold before the key
+        events = [b"data: " + delta("chat", piece, 1) + b"\n\n" for piece in pieces]
+        clean = b"".join(map(stream.feed, events)) + stream.end()
+        joined = texts_by_block(clean)[1, "content"]
+        assert MARK in joined, at
+        assert not any(shows(key, layer) for layer in undone(joined)), at
 
 
 @pytest.mark.parametrize("at", [4, 12, 18])

@@ -35,6 +35,8 @@ _ESCAPE = re.compile(
     rb"|&(?:\#0{0,12}(?P<number>[0-9]{1,7})|\#[xX]0{0,12}(?P<hex>[0-9a-fA-F]{1,6})|(?P<name>[A-Za-z]{2,24}));?"
     rb"|(?P<fold>" + _FOLDED + rb")"
 )
+_LINE_ENDS = (b"\\n", b"\\r", b"\n", b"\r")
+"""Each alone: data may be cut between a carriage return and its line feed."""
 _FOLD_AT_END = re.compile(rb"[A-Za-z0-9+/_-]\r?\n\Z")
 _OPEN_ESCAPE = re.compile(
     rb"(?:\\{1,16}(?:u[0-9a-fA-F]{0,3}|x[0-9a-fA-F]?)?|%[0-9a-fA-F]?|&(?:\#[xX]?[0-9a-fA-F]{0,19}|[A-Za-z]{0,24})"
@@ -68,7 +70,7 @@ def marks(needles: Collection[bytes]) -> tuple[list[bytes], re.Pattern[bytes]]:
     """A quick test for escaped secrets: literals of which one must be present, and a pattern that decides."""
     chars = {byte for needle in needles for byte in needle} | set(b"&%\\#")
     digits: dict[str, str] = {}
-    for byte in sorted(chars):
+    for byte in sorted(chars | {*b"\r\n"}):  # base64 may be folded by escaped line ends
         high, low = f"{byte:02x}"
         digits[high] = digits.get(high, "") + low + low.upper()
     pairs = "|".join(f"{high if high.isdigit() else f'[{high}{high.upper()}]'}[{low}]" for high, low in digits.items())
@@ -333,10 +335,10 @@ class Redaction:
                 if self._marks.search(data, begin, end):
                     return True
                 break
-        if data.find(b"\\n", begin, end) < 0:
-            line_end = data.find(b"\n", begin, end)
-            if line_end < 0 or (line_end >= end - 2 and data[end - 1] in b"\r\n"):
-                return False  # no line end within
+        while end > begin and data[end - 1] in b"\r\n":
+            end -= 1
+        if all(data.find(line_end, begin, end) < 0 for line_end in _LINE_ENDS):
+            return False  # none within
         return any(data.find(head, begin, end) >= 0 for head in self._folded_heads)
 
     def _may_hold(self, data: bytes) -> bool:
