@@ -164,7 +164,9 @@ async def test_a_lease_lost_in_a_long_replay_ends_it(bench: Bench, server: Serve
 # --- poison -----------------------------------------------------------------------------------------------------
 
 
-async def test_poison_becomes_a_dead_letter_its_run_ends_and_the_partition_continues(bench: Bench):
+async def test_poison_becomes_a_dead_letter_its_run_ends_and_the_partition_continues(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+):
     bad, good = bench.runs(0, 2)
     await bench.feed(0, {bad: b"+1", good: b"+1"}, {bad: b"\xff?", good: b"+2"}, {good: b"end"})
     await bench.finish()
@@ -175,6 +177,8 @@ async def test_poison_becomes_a_dead_letter_its_run_ends_and_the_partition_conti
     assert entry["reason"].startswith("ValueError: invalid literal")
     assert (entry["stage"], entry["stream"], entry["entry"]) == (GROUP, bench.keys.topic(0, "raw"), second)
     assert entry["bytes"] == "/z8="
+    assert f"{GROUP} partition 0: entry {second}, run {bad}\n" in caplog.text
+    assert "ValueError: invalid literal" in caplog.text, "what was raised, with where"
 
 
 async def test_poison_is_poison_in_a_replay_too_and_is_not_buried_again(bench: Bench):
