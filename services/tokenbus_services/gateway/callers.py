@@ -129,6 +129,12 @@ class AccessControl(ABC):
         """
 
     @abstractmethod
+    async def admit_write(self, caller: Caller) -> Mapping[str, str]:
+        """Check the limit of requests for a write that begins neither a run nor a call. Returns headers of the answer.
+        Raises Refusal (401, 403, 429).
+        """
+
+    @abstractmethod
     async def admit_call(self, caller: Caller, call: ForwardedCall) -> Mapping[str, str]:
         """Check limits and budgets for a request that is no run. Returns headers of the answer. Raises Refusal (402,
         403, 429).
@@ -164,6 +170,9 @@ class OpenAccess(AccessControl):
         self, caller: Caller, surface: str, generate: Generate, *, hold: str, summary: Generate | None = None
     ) -> Admitted:
         return Admitted(generate=generate)
+
+    async def admit_write(self, caller: Caller) -> Mapping[str, str]:
+        return {}
 
     async def admit_call(self, caller: Caller, call: ForwardedCall) -> Mapping[str, str]:
         return {}

@@ -148,7 +148,7 @@ class GatewayRuns:
         self.owners = Owners(server, keys, forward=settings.forward)
         self.changes = Changes(server, keys)
         self.sessions = SessionDoor(bus, access, self.deployment, self.changes, self.owners)
-        self.waits = WaitDoor(bus, self.deployment, self.changes)
+        self.waits = WaitDoor(bus, access, self.deployment, self.changes)
         self._leaving: set[asyncio.Task[None]] = set()
         self._closing = asyncio.Event()
 

@@ -75,7 +75,11 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionDoor:
-    """The sessions of a caller's tenant, and for operators those of any."""
+    """The sessions of a caller's tenant, and for operators those of any.
+
+    What begins no run takes one of the key's requests, too (`AccessControl.admit_write`). Only deleting, and taking
+    back what waits when a client leaves, take none: they make room.
+    """
 
     def __init__(
         self, bus: Client, access: AccessControl, deployment: Deployment, changes: Changes, owners: Owners
@@ -122,14 +126,34 @@ class SessionDoor:
             case Delete():
                 await self._delete(session, session_ref(session.tenant, name), append)
                 receipt = Receipt(append, await session.fate(append) or Fate(state="delivered"))
+            case Withdraw():
+                headers = await self._access.admit_write(caller)
+                receipt = await self._withdraw(caller, session, item, append)
             case _:
+                if isinstance(item, Rewrite):
+                    await self._check_rewrite(caller, session, item)
+                headers = await self._access.admit_write(caller)
                 receipt = await session.append(item, append=append)
-                if isinstance(item, Withdraw) and receipt.fate.state == "delivered":
-                    await self._access.withdraw(caller, _place(session, item.append))
-        if not isinstance(item, SessionMessage) and receipt.fate.state != "returned":
-            action = f"session.{item.__struct_config__.tag}"
-            await self._changes.note(caller, surface, action, session=name, append=append, run=receipt.fate.run)
+        if not isinstance(item, SessionMessage):
+            await self._noted(caller, surface, session, item, receipt)
         return receipt, headers
+
+    async def _noted(self, caller: Caller, surface: str, session: Session, item: SessionItem, receipt: Receipt) -> None:
+        if receipt.fate.state != "returned":
+            action = f"session.{item.__struct_config__.tag}"
+            named = {"session": session.name, "append": receipt.append, "run": receipt.fate.run}
+            await self._changes.note(caller, surface, action, **named)
+
+    async def _withdraw(self, caller: Caller, session: Session, item: Withdraw, append: str) -> Receipt:
+        receipt = await session.append(item, append=append)
+        if receipt.fate.state == "delivered":
+            await self._access.withdraw(caller, _place(session, item.append))
+        return receipt
+
+    async def _check_rewrite(self, caller: Caller, session: Session, item: Rewrite) -> None:
+        """The history passes what messages pass. Raises Refusal, SessionNotFound."""
+        config = await session.configuration()
+        check_open(_request(config.request, [*item.messages, _SAMPLE]), caller.rules)
 
     async def _delete(self, session: Session, ref: str, append: str) -> None:
         """Delete the session, then what its runs left elsewhere, as any erasure does."""
@@ -223,7 +247,9 @@ class SessionDoor:
 
     async def take_back(self, caller: Caller, surface: str, name: str, append: str) -> bool:
         """Withdraw a message that waits; whether it did."""
-        receipt, _ = await self.append(caller, surface, name, Withdraw(append=append))
+        session, item = self._session(caller, name, None), Withdraw(append=append)
+        receipt = await self._withdraw(caller, session, item, new_run_id())
+        await self._noted(caller, surface, session, item, receipt)
         return receipt.fate.state == "delivered"
 
     async def settled(self, caller: Caller, name: str, append: str) -> Fate:
@@ -250,10 +276,14 @@ class SessionDoor:
         through: str | None,
         append: str | None,
         tenant: str | None = None,
-    ) -> None:
-        """Begin another session of the tenant. Raises SessionNotFound, RequestInvalid, ServerError."""
+    ) -> Mapping[str, str]:
+        """Begin another session of the tenant. Returns headers of the answer. Raises Refusal, SessionNotFound,
+        RequestInvalid, ServerError.
+        """
+        headers = await self._access.admit_write(caller)
         await self._session(caller, name, tenant).fork(to, through=through, append=append)
         await self._changes.note(caller, surface, "session.fork", session=name, to=to)
+        return headers
 
     async def _configure(self, caller: Caller, surface: str, session: Session, item: Configure, append: str) -> Receipt:
         """Set what the key may ask for, with the fields that it forces. Nothing begins, so nothing stays reserved."""
@@ -289,7 +319,8 @@ class SessionDoor:
         generate = _request({**config.request, **item.request}, said)
         check_open(generate, caller.rules)
         if not item.run:  # nothing begins
-            return await session.append(item, append=append, metadata=_own(metadata)), {}
+            headers = await self._access.admit_write(caller)
+            return await session.append(item, append=append, metadata=_own(metadata)), headers
         history = await self._history(caller, session)
         hold = new_hold(_place(session, append))
         admission = await self._admitted(caller, surface, hold, generate, history=history, bound=config.history)

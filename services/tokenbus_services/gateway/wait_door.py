@@ -13,15 +13,16 @@ from tokenbus.client.waits import count_waits, list_waits, waits_of
 from tokenbus.events.requests import WaitDecision
 from tokenbus.events.waits import Door
 from tokenbus_services.gateway.audit import Changes
-from tokenbus_services.gateway.callers import Caller
+from tokenbus_services.gateway.callers import AccessControl, Caller
 from tokenbus_services.gateway.problem import Problem, Refusal
 
 
 class WaitDoor:
     """What the runs of a caller's tenant wait for, and for operators those of any."""
 
-    def __init__(self, bus: Client, deployment: Deployment, changes: Changes) -> None:
+    def __init__(self, bus: Client, access: AccessControl, deployment: Deployment, changes: Changes) -> None:
         self._bus = bus
+        self._access = access
         self._deployment = deployment
         self._changes = changes
 
@@ -43,12 +44,13 @@ class WaitDoor:
         return await waits_of(self._deployment, run)
 
     async def decide(self, caller: Caller, door: Door, decision: WaitDecision) -> WaitFate:
-        """Decide a wait of a run that the caller owns. Raises Refusal (403) for an approval if its key may decide none;
-        RequestInvalid, AlreadyDecided, WaitNotFound, DecisionPending, ServerError.
+        """Decide a wait of a run that the caller owns. Raises Refusal (403) for an approval if its key may decide none,
+        (429) over its limit of requests; RequestInvalid, AlreadyDecided, WaitNotFound, DecisionPending, ServerError.
         """
         if isinstance(decision, Approval) and not caller.approves:
             why = "this key may not decide whether tools run: `approve` of the key forbids it"
             raise Refusal(Problem(status=403, code="approval_not_allowed", message=why, kind="auth"))
+        await self._access.admit_write(caller)
         key = f"key {caller.key}" if caller.key else None
         by = ", ".join(name for name in (decision.by, key) if name)
         fate = await self._bus.decide(msgspec.structs.replace(decision, by=by or None, door=door, metadata=None))

@@ -38,6 +38,7 @@ KEYS = {
     "poor": (SPENT_BUDGET, "max_budget = 0.001"),
     "narrow": (OTHER_MODEL, 'models = ["anthropic/another"]'),
 }
+ROLES = ["act", "admin", "decide"]
 SETTINGS = (
     """
 [retry]
@@ -50,7 +51,7 @@ default = ["anthropic/text"]
 """
     + "".join(f'[gateway.prices."{name}/"]\ninput = 1000\noutput = 1000\n' for name in ("anthropic", "gemini"))
     + "".join(
-        f'[gateway.keys.{name}]\nsha256 = "{key.sha256}"\ntenant = "crew"\nconsole = ["act", "admin"]\n{more}\n'
+        f'[gateway.keys.{name}]\nsha256 = "{key.sha256}"\ntenant = "crew"\nconsole = {json.dumps(ROLES)}\n{more}\n'
         for name, (key, more) in KEYS.items()
     )
 )
@@ -289,6 +290,105 @@ BEGINS_NOTHING = {
     ("POST", "/console/api/dead/{entry}/drop"),
 }  # fmt: skip
 """Beside every GET: those read."""
+
+
+def write_to_session(item: dict[str, Any]) -> Ask:
+    def ask(bus: LocalBus, http: httpx.Client, path: str, key: NewKey) -> Answer:
+        answer = http.post(f"/sessions/{session_of(http)}/events", json={"item": item}, headers=auth(key))
+        return Answer(answer.status_code, answer.text)
+
+    return ask
+
+
+def fork(bus: LocalBus, http: httpx.Client, path: str, key: NewKey) -> Answer:
+    path = path.replace("{session}", session_of(http))
+    answer = http.post(path, json={"session": secrets.token_hex(4)}, headers=auth(key))
+    return Answer(answer.status_code, answer.text)
+
+
+def decision(bus: LocalBus, http: httpx.Client, path: str, key: NewKey) -> Answer:
+    path = path.replace("{run}", over(http)).replace("{wait}", "1.0")
+    answer = http.post(path, json={"type": "approval", "decision": "allow"}, headers=auth(key))
+    return Answer(answer.status_code, answer.text)
+
+
+def decision_at_the_console(bus: LocalBus, http: httpx.Client, path: str, key: NewKey) -> Answer:
+    path = path.replace("{run}", over(http)).replace("{wait}", "1.0")
+    return at_the_console(http, path, key, type="approval", decision="allow")
+
+
+def of_conversation(body: dict[str, Any]) -> Ask:
+    def ask(bus: LocalBus, http: httpx.Client, path: str, key: NewKey) -> Answer:
+        made = http.post("/v1/conversations", json={}, headers=auth(OWNER)).json()
+        answer = http.post(path.replace("{id}", made["id"]), json=body, headers=auth(key))
+        return Answer(answer.status_code, answer.text)
+
+    return ask
+
+
+def agent(bus: LocalBus, http: httpx.Client, path: str, key: NewKey) -> Answer:
+    body = {"name": "a", "model": "anthropic/text"}
+    answer = http.post(path, json=body, headers={**ANTHROPIC, **auth(key)})
+    return Answer(answer.status_code, answer.text)
+
+
+def of_agent(what: str, body: dict[str, Any]) -> Ask:
+    """On an agent or a session of another key of the tenant."""
+
+    def ask(bus: LocalBus, http: httpx.Client, path: str, key: NewKey) -> Answer:
+        base, of_owner = path.partition("/v1/")[0] + "/v1/", {**ANTHROPIC, **auth(OWNER)}
+        new = {"name": "a", "model": "anthropic/text"}
+        if what == "sessions":
+            new = {"agent": "anthropic/text", "environment_id": "env_x"}
+        made = http.post(f"{base}{what}", json=new, headers=of_owner).json()
+        answer = http.post(path.replace("{id}", made["id"]), json=body, headers={**ANTHROPIC, **auth(key)})
+        return Answer(answer.status_code, answer.text)
+
+    return ask
+
+
+ITEM = {"type": "message", "role": "user", "content": "hello"}
+COUNTED: dict[tuple[str, str], Ask] = {
+    ("POST", "/runs/{run}/waiting/{wait}"): decision,
+    ("POST", "/console/api/runs/{run}/waiting/{wait}"): decision_at_the_console,
+    ("POST", "/sessions/{session}/fork"): fork,
+    **{
+        ("POST", f"{base}{end}"): of_conversation(body)
+        for base in ("/v1/conversations", "/conversations")
+        for end, body in (("", {}), ("/{id}", {"metadata": {"a": "b"}}), ("/{id}/items", {"items": [ITEM]}))
+    },
+    **{("POST", f"{base}/agents"): agent for base in ("/anthropic/v1", "/v1")},
+    **{
+        ("POST", f"{base}/{what}/{{id}}{end}"): of_agent(what, body)
+        for base in ("/anthropic/v1", "/v1")
+        for what, end, body in (
+            ("agents", "/archive", {}),
+            ("sessions", "/archive", {}),
+            ("sessions", "", {"title": "another"}),
+        )
+    },
+}
+"""What begins no run, but writes, and so takes one of the key's requests."""
+NOT_COUNTED = {
+    *((method, path) for method, path in BEGINS_NOTHING if method == "DELETE"),  # what there was is gone
+    *((method, path) for method, path in BEGINS_NOTHING if path.endswith(("/cancel", "/stop"))),  # always possible
+    *((method, f"{prefix}/{{rest:path}}") for prefixes in REST.values() for prefix in prefixes
+      for method in ("POST", "PATCH")),
+    *forwarded_routes(),
+    ("POST", "/anthropic/v1/environments"),  # stores nothing
+    ("POST", "/v1/environments"),
+    ("POST", "/console/api/login"),  # these have bounds of their own
+    ("POST", "/console/api/logout"),
+    ("POST", "/console/api/tickets"),
+    ("POST", "/console/api/dead/{entry}/drop"),  # for admins
+}  # fmt: skip
+SESSION_WRITES = {
+    "a message that begins no run": {**MESSAGE, "run": False},
+    "rewrite": {"type": "rewrite", "messages": SAYS},
+    "interrupt": {"type": "interrupt"},
+    "withdraw": {"type": "withdraw", "append": "a1"},
+    "configure": {"type": "configure", "request": {"model": "anthropic/text"}},
+}
 ROUTES = gateway_routes(console=True)
 WAYS = pytest.mark.parametrize("way", BEGINS, ids=" ".join)
 
@@ -344,6 +444,40 @@ def test_what_is_said_to_begin_nothing_begins_nothing(
         with http.stream(method, path, headers=auth(OWNER)):
             pass
     assert not runs_of(direct) - before  # one may be deleted
+
+
+def test_every_write_that_begins_nothing_is_known_to_be_counted_or_not() -> None:
+    assert COUNTED.keys() | NOT_COUNTED == BEGINS_NOTHING
+    assert not COUNTED.keys() & NOT_COUNTED
+
+
+@pytest.mark.parametrize(
+    ("path", "ask"),
+    [
+        *(pytest.param(way[1], ask, id=" ".join(way)) for way, ask in COUNTED.items()),
+        *(pytest.param("", write_to_session(item), id=name) for name, item in SESSION_WRITES.items()),
+    ],
+)
+def test_a_write_takes_one_of_the_keys_requests_a_minute(
+    bus: LocalBus, http: httpx.Client, path: str, ask: Ask
+) -> None:
+    over(http)  # made before the rate is spent, of which one comes back in a minute
+    with redis.Redis.from_url(bus.url) as client:
+        client.delete(Keys().gateway_use("limited"))
+    first = ask(bus, http, path, SPENT_LIMIT)
+    assert first.status != 429, first.text
+    again = ask(bus, http, path, SPENT_LIMIT)
+    assert again.status == 429, again.text
+    assert "limit of 1 requests per minute is reached" in again.text
+
+
+def test_a_rewrite_of_a_session_passes_what_its_messages_pass(http: httpx.Client) -> None:
+    said = {"role": "user", "content": "x", "extra": {"anthropic": {"content": "y"}}}
+    path = f"/sessions/{session_of(http)}/events"
+    for item in ({"type": "message", "messages": [said]}, {"type": "rewrite", "messages": [said]}):
+        answer = http.post(path, json={"item": item}, headers=auth(ASKER))
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["param"] == "messages[0].extra.anthropic.content"
 
 
 def spend(bus: LocalBus, http: httpx.Client, key: NewKey, status: int) -> None:

@@ -124,6 +124,20 @@ class KeyAccess(AccessControl):
             estimate += admission.estimate(summary, rules)
         return Admitted(generate=forced, headers=await self._enter(caller, generate.id, rules, estimate, hold=hold))
 
+    async def admit_write(self, caller: Caller) -> Mapping[str, str]:
+        assert caller.key is not None
+        rules = await self._admission.rules_now(caller.key)
+        if not rules.rpm_limit:
+            return {}
+        # It uses no tokens, costs nothing, and has no answer that stays open.
+        reply = await self._admission.ask(
+            caller.key, "", KeyRules(rpm_limit=rules.rpm_limit), 0, hold="", gateway=self._name
+        )
+        headers = headers_of(reply, KeyRules(rpm_limit=rules.rpm_limit))
+        if reply.refused:
+            raise limited(reply, rules, headers)
+        return headers
+
     async def admit_call(self, caller: Caller, call: ForwardedCall) -> Mapping[str, str]:
         assert caller.key is not None
         rules = await self._admission.rules_now(caller.key)

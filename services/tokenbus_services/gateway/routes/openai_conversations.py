@@ -199,6 +199,7 @@ class _Conversations:
 
     async def _posted(self, request: Request) -> tuple[Caller, Fields]:
         caller = await self._gateway.caller(request, self.surface)
+        await self._gateway.access.admit_write(caller)
         asked = await self._gateway.read(request)
         return caller, Fields(json_body(asked.body) if asked.body else {})
 

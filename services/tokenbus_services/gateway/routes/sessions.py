@@ -171,8 +171,8 @@ class _SessionRoutes:
         )
         fields.end()
         surface = self.surface.name
-        await self._door.fork(caller, surface, name, to, through=through, append=append, tenant=tenant)
-        return json_answer({"session": to}, status=201, headers={"location": f"/sessions/{to}"})
+        headers = await self._door.fork(caller, surface, name, to, through=through, append=append, tenant=tenant)
+        return json_answer({"session": to}, status=201, headers={**headers, "location": f"/sessions/{to}"})
 
     async def delete(self, request: Request) -> Any:
         """Remove all of it."""
