@@ -181,6 +181,7 @@ def _tool(tool: requests.Tool) -> dict[str, object]:
 _TOOL_ID = re.compile(r"[^\s]+")
 _MAX_TOOL_ID = 64
 _ITEM_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_OF_ITEM = frozenset({"id", "type", "role", "content"})
 
 Json = dict[str, object]
 
@@ -268,7 +269,7 @@ class Input:
         opaque = part.opaque or {}
         before = self._last(first, "message")
         item_id = _item_id(opaque, "msg")
-        more = _fields(opaque, where)
+        more = _further(opaque, where)
         if before is not None and before.get("id") == item_id and (item_id or before.get("phase") == more.get("phase")):
             if item_id:
                 cast("list[Json]", before["content"]).append(_output_text(part.text, opaque, where))
@@ -280,7 +281,7 @@ class Input:
             payload |= {"id": item_id, "status": "completed", "content": [_output_text(part.text, opaque, where)]}
         else:
             payload["content"] = part.text
-        self.items.append(payload | more)
+        self.items.append({**more, **payload})
 
     def _thinking(self, part: requests.ThinkingPart, where: str, first: int) -> None:
         """Add reasoning if the API can use it: encrypted, stored, or as plain text for vendors that want it.
@@ -316,7 +317,7 @@ class Input:
 
     def _call(self, part: requests.ToolCallPart, where: str) -> None:
         opaque = part.opaque or {}
-        more = _fields(opaque, where)
+        more = _further(opaque, where)
         payload: Json = {"call_id": _fitted(part.tool_id), "name": part.tool_name}
         if part.free_text:
             self._custom_calls.add(part.tool_id)
@@ -393,6 +394,13 @@ def _fields(opaque: dict[str, str], where: str) -> Json:
         return dict(fields.decode(given))
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         raise RequestInvalid(f"{where}.opaque.fields", "not a JSON object") from None
+
+
+def _further(opaque: dict[str, str], where: str) -> Json:
+    """Additional fields of an item, but those that make it what it is: clients send these data back. Raises
+    RequestInvalid.
+    """
+    return {name: value for name, value in _fields(opaque, where).items() if name not in _OF_ITEM}
 
 
 def _item_id(opaque: dict[str, str], kind: str) -> str | None:
