@@ -44,6 +44,8 @@ PIECE_CHARS = 16 * 1024
 """Characters of a text that policies get at once."""
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.005, 0.2
 _COUNT = 256
+_READABLE = ("fields", "extra_content", "reasoning_details", "citations")
+"""Data of a part that its provider gets back and that are JSON: a client may write into them what it wants."""
 T = TypeVar("T")
 Json = dict[str, Any]
 
@@ -207,8 +209,8 @@ def _by_text(blocks: Sequence[tuple[str, str]], count: int) -> list[str] | None:
 
 
 # The texts of a request, of a message of a session, of a history and of a decision, all as JSON: system prompts,
-# messages with their parts, what is added to the provider's body, and answers. Media are no texts, except for documents
-# of plain text.
+# messages with their parts, what is added to the provider's body, and answers. Objects that a provider reads, such as
+# schemas and data that it wants back, are texts as JSON. Media are no texts, except for documents of plain text.
 
 
 class Text(msgspec.Struct, frozen=True):
@@ -246,8 +248,11 @@ def _options(request: Json) -> Iterator[Text]:
     yield from _members(request.get("prefill") or {}, "system", "first_user_message")
     for tool in request.get("tools", ()):
         yield from _members(tool, "tool", "description")
-    if request.get("extra"):
-        yield _json(request, "extra")
+        yield from _jsons(tool, "tool", "parameters", "format")
+        yield from _jsons(tool, "extra", "extra")
+    yield from _jsons(request, "format", "output_schema")
+    for fallback in (request, *(request.get("fallback") or ())):
+        yield from _jsons(fallback, "extra", "extra")
 
 
 def _message(message: Json) -> Iterator[Text]:
@@ -256,8 +261,7 @@ def _message(message: Json) -> Iterator[Text]:
     yield from _content(message, "content", message.get("role", "user"))
     if message.get("participant"):
         yield _member(message, "participant", "name")
-    if message.get("extra"):
-        yield _json(message, "extra")
+    yield from _jsons(message, "extra", "extra")
 
 
 def _content(of: Json, field: str, role: str) -> Iterator[Text]:
@@ -279,8 +283,9 @@ def _part(part: Json, role: str) -> Iterator[Text]:
                 yield from _document(source, role)
         case _:
             yield from _members(part, role, "text", "arguments", "json")
-    if part.get("extra"):
-        yield _json(part, "extra")
+    yield from _jsons(part, "extra", "extra")
+    opaque: Json = part.get("opaque") or {}
+    yield from (_json_text(opaque, field) for field in _READABLE if opaque.get(field))
 
 
 def _members(of: Json, role: str, *fields: str) -> Iterator[Text]:
@@ -298,7 +303,21 @@ def _member(of: Json, field: str, role: str) -> Text:
     return Text(role, of[field], put)
 
 
-def _json(of: Json, field: str, role: str = "extra") -> Text:
+def _jsons(of: Json, role: str, *fields: str) -> Iterator[Text]:
+    yield from (_json(of, field, role) for field in fields if of.get(field))
+
+
+def _json_text(of: Json, field: str) -> Text:
+    """A text that is JSON already, and stays so."""
+
+    def put(text: str) -> None:
+        msgspec.json.decode(text)  # its error is a ValueError
+        of[field] = text
+
+    return Text("extra", of[field], put)
+
+
+def _json(of: Json, field: str, role: str) -> Text:
     kind = cast("type[object]", type(of[field]))
 
     def put(text: str) -> None:

@@ -215,12 +215,13 @@ class SessionAppends:
             return append
         item, run = msgspec.structs.replace(item, judged=None), None
         said = item.request if isinstance(item, SessionMessage) else {}
-        fields = {"provider": _ANY, "model": _ANY, **config.request, **said}
-        # A message may add policies to those of the configuration, and take none away.
-        fields["input_policies"] = [
-            *cast("list[object]", config.request.get("input_policies") or []),
-            *cast("list[object]", said.get("input_policies") or []),
-        ]
+        configured = {"provider": _ANY, "model": _ANY, **config.request}
+        tenant = tenant_of(append.metadata)
+        of_session = msgspec.structs.replace(append, metadata={"tenant": tenant} if tenant else None)
+        plan = self._input_plan(self._request(configured, [_SAMPLE], of_session)[0])
+        # A message may add policies to those of the session and of its routes, and take none away.
+        own = cast("list[object]", said.get("input_policies") or [])
+        fields = {**configured, **said, "input_policies": [*(plan.names if plan else ()), *own]}
         if plan := self._input_plan(self._request(fields, [_SAMPLE], append)[0]):
             appends = self._keys.of_session(session.ref)[1]
             known = await retry_until_available(

@@ -137,6 +137,30 @@ async def test_a_session_has_only_what_its_policies_let_pass(
     assert decided == []  # `Replace` records none
 
 
+async def test_a_message_cannot_leave_the_policies_of_its_sessions_routes(
+    server_url: str, keys: Keys, deployed: Deploy
+) -> None:
+    """A message that asks another provider, with other metadata, is judged by the routes of both."""
+    toml = RULES + (
+        '\n[[policy_routes]]\ninput_policies = ["hide"]\nproviders = ["openai-chat"]\nmetadata = { kind = "kid" }\n'
+        '\n[[policy_routes]]\ninput_policies = ["stop"]\nproviders = ["anthropic"]\n'
+    )
+    async with (
+        deployed([TALK], (*PIPELINE, *POLICY), toml) as (provider, _),
+        Client(server_url, prefix=keys.prefix) as bus,
+    ):
+        session = bus.session("crew", tenant="ada")
+        config = {"provider": "openai-chat", "model": "talk", "metadata": {"kind": "kid"}}
+        await session.configure(config)
+        elsewhere = {"provider": "anthropic", "metadata": {"kind": "none"}}
+        await session.send(f"The word is {SECRET}.", request=elsewhere, append="first")
+        refused = await session.send("This is forbidden.", request=elsewhere, append="second")
+        assert (await settled(session, "first")).state == "delivered"
+        await eventually(lambda: bool(provider.requests))
+    assert "The word is *****." in asked(provider)
+    assert (refused.fate.state, refused.fate.reason) == ("returned", "rejected")
+
+
 async def test_a_plain_request_runs_with_what_its_policies_let_pass_or_fails_with_their_reason(
     server: Server, keys: Keys, send: Send, deployed: Deploy
 ) -> None:
