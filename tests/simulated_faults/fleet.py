@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from faststream._internal.endpoint.usecase import Endpoint
+from redis.asyncio.connection import AbstractConnection
 
 from tests.chaos import talks
-from tests.simulated_faults.virtual import BASE_S, PROCESS, VirtualLoop
+from tests.simulated_faults.virtual import BASE_S, PROCESS, VirtualLoop, by_number
 from tokenbus.bus import process_clock
 from tokenbus_services.cli import service_registry
 from tokenbus_services.cli.worker import Lifespan
@@ -151,6 +153,8 @@ def simulated(loop: VirtualLoop) -> Generator[None]:
         (raw_writer, "_SCHEDULED", Path("/nonexistent")),
         (connection, "open_socket", open_socket),
         (supervision, "threading", Threading()),
+        (Endpoint, "__hash__", by_number),  # a broker starts its subscribers in the order of a set
+        (AbstractConnection, "__hash__", by_number),  # and a pool closes its connections so
     ]
     before = [(where, name, getattr(where, name)) for where, name, _ in instead]
     clock = process_clock.install(_ClockOfEachProcess(loop))

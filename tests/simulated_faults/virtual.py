@@ -1,10 +1,10 @@
 """An event loop with virtual time, whose connections go to a real server.
 
 The server is single-threaded. So each command is sent at its virtual time, alone, with an ECHO behind it. The server
-writes replies at the end of a turn of its loop, the newest first. So once the ECHO is answered, all replies that the
-command caused are known, those to blocked readers too. Behind a command that may block, PINGs on a connection of the
-loop's own are that barrier. A blocking read waits without a limit on the server; the virtual clock ends it. The
-server's clocks are virtual as well (clock.c): they stand between two commands.
+writes replies at the end of a turn of its loop, the newest first. So once the ECHO is answered, and then a PING on a
+connection of the loop's own, all replies that the command caused are known, those to blocked readers too. Behind a
+command that may block, PINGs alone are that barrier. A blocking read waits without a limit on the server; the virtual
+clock ends it. The server's clocks are virtual as well (clock.c): they stand between two commands.
 
 A process may be stopped: its callbacks and what it receives wait until it goes on. What it has sent arrives.
 """
@@ -162,24 +162,21 @@ class _Never(selectors.BaseSelector):
 _numbers = count()
 
 
-class _Future(asyncio.Future[Any]):
-    """In a set it has the same place in each play."""
+def by_number(self: Any) -> int:
+    """A hash by which something has the same place of a set in each play, wherever its memory is."""
+    try:
+        return self.hashed_number
+    except AttributeError:
+        self.hashed_number = next(_numbers)
+        return self.hashed_number
 
-    def __hash__(self) -> int:
-        try:
-            return self._number
-        except AttributeError:
-            self._number = next(_numbers)
-            return self._number
+
+class _Future(asyncio.Future[Any]):
+    __hash__ = by_number
 
 
 class _Task(asyncio.Task[Any]):
-    def __hash__(self) -> int:
-        try:
-            return self._number
-        except AttributeError:
-            self._number = next(_numbers)
-            return self._number
+    __hash__ = by_number
 
 
 class _Call:
@@ -462,6 +459,7 @@ class Wire(asyncio.Transport):
                 while not self._received.endswith(_ECHOED):
                     self.receive()
                 self._received = self._received.removesuffix(_ECHOED)
+                loop.control(_PING)  # replies to others that UNBLOCK and PUBLISH cause are written after their own
                 loop.collect(self)
         except OSError:
             self.cut()
