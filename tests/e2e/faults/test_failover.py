@@ -22,7 +22,7 @@ from tests.e2e.conftest import sender
 from tests.e2e.fleet import PIPELINE, WITH_TOOLS, Kind, ended, fleet
 from tests.servers import binary, cluster_group, part_from_replicas, sentinel_group
 from tests.waiting import eventually
-from tokenbus import Client, TreeStep
+from tokenbus import Appended, Chunk, Client, RunEnded, SessionStep, TreeStep
 from tokenbus.bus.keys import PUBLIC_TOPICS, Keys
 from tokenbus.bus.liveness import stop_task
 from tokenbus.bus.server.server import Server
@@ -320,6 +320,54 @@ async def test_readers_of_a_tree_have_one_order_and_every_word_after_a_fail_over
         "whole": ("completed", None),
         "whole~1": ("completed", None),
     }
+
+
+async def test_a_session_goes_on_after_a_fail_over_that_lost_a_message_and_its_readers_have_one_order(
+    tmp_path: Path,
+) -> None:
+    keys = Keys(prefix="talks", partitions=2)
+    story = Script(name="story", turns=(Turn(says=Reply(text=WORDS), delivery=Delivery(pace=60)),))
+    short = Script(name="short", turns=(Turn(says=Reply(text="All is well.")),) * 3)
+    with sentinel_group(tmp_path, down_after_ms=5000) as group:
+        async with (
+            MockProvider([story, short]) as provider,
+            fleet(tmp_path, group.url, keys, provider.url, PIPELINE),
+            Client(group.url, prefix=keys.prefix, partitions=2) as client,
+            AsyncExitStack() as reading,
+        ):
+            session = client.session("talk")
+            await session.configure({"provider": "openai-chat", "model": "short"})
+            live: list[SessionStep] = []
+
+            async def read() -> None:
+                async for step in session.follow():
+                    live.append(step)  # noqa: PERF401 - what came so far is looked at meanwhile
+
+            reading.push_async_callback(stop_task, asyncio.create_task(read()))
+
+            def heard(kind: Any) -> list[Any]:
+                return [step.event for step in live if isinstance(step.event, kind)]
+
+            await session.send("tell", append="first", request={"model": "story"})
+            await eventually(lambda: len(heard(Chunk)) > 8, timeout=60)
+            await asyncio.to_thread(group.part)
+            before = len(heard(Chunk))
+            await session.send("and then?", append="lost")
+            await eventually(
+                lambda: any(event.append == "lost" for event in heard(Appended)) and len(heard(Chunk)) > before + 5,
+                timeout=60,
+            )
+            await asyncio.to_thread(group.master.stop)
+            await eventually(lambda: heard(RunEnded), timeout=60)
+            assert await session.fate("lost") is None
+            for append in ("kept", "lost"):
+                await session.send("and then?", append=append, when_busy="enqueue")
+            await eventually(lambda: len(heard(RunEnded)) == 3, timeout=60)
+            later = [step async for step in session.follow(live=False)]
+    assert [event.status for event in heard(RunEnded)] == ["incomplete", "completed", "completed"]
+    told = [step.event for step in live]
+    told.remove(next(event for event in heard(Appended) if event.append == "lost"))
+    assert told == [step.event for step in later]
 
 
 class _Patient:

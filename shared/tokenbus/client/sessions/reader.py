@@ -13,11 +13,11 @@ import re
 from collections import deque
 from collections.abc import AsyncGenerator
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import msgspec
 
-from tokenbus.bus.keys import Keys
+from tokenbus.bus.keys import DATA_FIELD, Keys
 from tokenbus.bus.server.server import translated
 from tokenbus.bus.server.stream_reader import Entry, id_key
 from tokenbus.client.decode import public_event, session_event
@@ -29,6 +29,7 @@ from tokenbus.events.public import PublicEvent
 from tokenbus.events.sessions import AnySessionEvent, RunEnded
 
 COUNT = 256
+_DATA = DATA_FIELD.encode()
 _CURSOR = re.compile(r"(-1|[0-9]{1,15})\.(-1|[0-9]{1,15})\.([0-9a-f]{8})")
 
 
@@ -97,6 +98,17 @@ async def newest_cursor(deployment: Deployment, ref: str, name: str) -> SessionC
     return SessionCursor(event.session_seq, run_seq, made.decode())
 
 
+class _Read(NamedTuple):
+    """An event of the session that was read."""
+
+    seq: int
+    at_ms: int
+    run: str | None
+    """Open after it."""
+    content: int
+    """Its hash."""
+
+
 class SessionReader:
     """One reader of one session. Use inside ``async with``."""
 
@@ -112,6 +124,10 @@ class SessionReader:
         self._known: deque[AnySessionEvent] = deque()
         """Events of the session that were read, and have not been passed on."""
         self._read_up_to = after.session_seq
+        self._newest: deque[_Read] = deque(maxlen=COUNT)
+        """The newest events of the session that were read: a fail-over may lose some of them."""
+        self._told: dict[str, int] = {}
+        """Of the newest runs before the present one, the last event that was passed on."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -163,7 +179,7 @@ class SessionReader:
                 if not found:
                     oldest: list[Entry] = await client.xrange(log, count=1)
                     raise CursorTrimmed(log, str(self._at), oldest[0][0].decode() if oldest else "none")
-                event = session_event(log, found[0])
+                event = self._remember(log, found[0])
                 if event.run is not None and not isinstance(event, RunEnded):
                     self._run = _RunTail(self._deployment, keys, event.run, self._at.run_seq)
         return keys
@@ -177,23 +193,68 @@ class SessionReader:
 
     async def _look(self, keys: Keys) -> None:
         """Read stored events of the session."""
-        log = keys.log(self._ref)
-        after = f"(1-{self._read_up_to}" if self._read_up_to >= 0 else "-"
-        with translated(self._deployment.server):
-            pipe = self._deployment.server.client.pipeline(transaction=False)
-            pipe.xrange(log, after, count=COUNT)
-            pipe.hget(keys.session(self._ref), "made")  # after the events: if it is the same, they are of this session
-            entries, made = await pipe.execute()
-        if made is None:
-            raise SessionNotFound(self._name)
-        if made.decode() != self._at.made:
-            raise SessionReplaced(self._name)
+        log, client = keys.log(self._ref), self._deployment.server.client
+        while True:
+            after = f"(1-{self._read_up_to}" if self._read_up_to >= 0 else "-"
+            with translated(self._deployment.server):
+                pipe = client.pipeline(transaction=False)
+                pipe.xrange(log, after, count=COUNT)
+                # After the events: if it was made at the same time, they are of this session.
+                pipe.hmget(keys.session(self._ref), ["made", "newest_ms"])
+                entries, (made, newest_ms) = await pipe.execute()
+            if made is None:
+                raise SessionNotFound(self._name)
+            if made.decode() != self._at.made:
+                raise SessionReplaced(self._name)
+            if await self._is_as_read(log, newest_ms, has_more=bool(entries)):
+                break
+            await self._go_back(keys)
         for entry in entries:
-            event = session_event(log, entry)
-            if event.session_seq != self._read_up_to + 1 and self._read_up_to >= 0:
-                raise CursorTrimmed(log, f"1-{self._read_up_to}", entry[0].decode())
-            self._known.append(event)
-            self._read_up_to = event.session_seq
+            seq, before = id_key(entry[0].decode())[1], self._read_up_to
+            if seq != before + 1 and before >= 0:
+                raise CursorTrimmed(log, f"1-{before}", entry[0].decode())
+            self._known.append(self._remember(log, entry))
+            self._read_up_to = seq
+
+    def _remember(self, log: str, entry: Entry) -> AnySessionEvent:
+        event = session_event(log, entry)
+        run = None if isinstance(event, RunEnded) else event.run
+        self._newest.append(_Read(event.session_seq, event.at_ms, run, hash(entry[1][_DATA])))
+        return event
+
+    async def _is_as_read(self, log: str, newest_ms: bytes | None, *, has_more: bool) -> bool:
+        """Whether the newest event that was read is still there: a fail-over may have lost it, and another one may have
+        its number now. ``newest_ms``: when the session's newest event was written. ``has_more``: it was not read yet.
+        """
+        if not self._newest:
+            return True
+        newest = self._newest[-1]
+        if not has_more and newest_ms == b"%d" % newest.at_ms:
+            return True
+        entry = f"1-{newest.seq}"
+        with translated(self._deployment.server):
+            found: list[Entry] = await self._deployment.server.client.xrange(log, entry, entry)
+        return hash(found[0][1][_DATA]) == newest.content if found else has_more  # or it was trimmed
+
+    async def _go_back(self, keys: Keys) -> None:
+        """To the newest event that the server has as it was read. What it has after that is passed on next."""
+        log, first = keys.log(self._ref), self._newest[0].seq
+        with translated(self._deployment.server):
+            found: list[Entry] = await self._deployment.server.client.xrange(log, f"1-{first}", count=COUNT)
+        there = {id_key(name.decode())[1]: hash(fields[_DATA]) for name, fields in found}
+        while self._newest and there.get(self._newest[-1].seq) != self._newest[-1].content:
+            self._newest.pop()
+        self._read_up_to = self._newest[-1].seq if self._newest else first - 1
+        while self._known and self._known[-1].session_seq > self._read_up_to:
+            self._known.pop()
+        if self._at.session_seq <= self._read_up_to:
+            return
+        run = self._newest[-1].run if self._newest else None
+        if run is None:
+            self._run = None
+        elif self._run is None or self._run.id != run:
+            self._run = _RunTail(self._deployment, keys, run, self._told.get(run, -1))
+        self._at = self._after(self._read_up_to, self._run.seq if self._run else -1)
 
     async def _of_session(self) -> list[SessionStep]:
         """The session's events that were read, each behind the run's events that precede it."""
@@ -203,6 +264,7 @@ class SessionReader:
             event = self._known[0]
             if event.run is not None:
                 if self._run is None or self._run.id != event.run:
+                    self._leave_run()
                     self._run = _RunTail(self._deployment, self._keys, event.run, -1)
                     self._at = self._after(self._at.session_seq)
                 place = -1 if event.run_seq is None else event.run_seq
@@ -221,10 +283,16 @@ class SessionReader:
             self._known.popleft()
             self._at = self._after(event.session_seq, self._at.run_seq)
             if isinstance(event, RunEnded):
-                self._run = None
+                self._leave_run()
                 self._at = self._after(event.session_seq)
             steps.append(SessionStep(event, self._at))
         return steps
+
+    def _leave_run(self) -> None:
+        if self._run:
+            self._told[self._run.id], self._run = self._run.seq, None
+            if len(self._told) > 16:
+                del self._told[next(iter(self._told))]
 
     async def _news(self, keys: Keys) -> bool:
         """Wait until the session or its open run has something new; False after a while without. Raises

@@ -70,4 +70,5 @@ local function trim_session(s)
     events, bytes = events - 1, bytes - tonumber(size)
   end
   redis.call('HSET', s.session, 'told', whole(bytes))
+  if s.told then redis.call('HSET', s.session, 'newest_ms', whole(s.now)) end
 end
