@@ -5,6 +5,8 @@
  * one as the newest. So what came later in the run is read only after the session was looked at again.
  */
 
+import { createHash } from "node:crypto";
+
 import { BLOCK_MS, newest, oldest, Outage, type Entry, type Redis } from "./connection.js";
 import { eventIn, type Deployment } from "./deployment.js";
 import { CursorAhead, CursorTrimmed, InvalidArgument, SessionNotFound, SessionReplaced } from "./errors.js";
@@ -28,6 +30,15 @@ interface RunTail {
   unread: PublicEvent[];
 }
 
+/** An event of the session that was read. */
+interface Read {
+  seq: number;
+  atMs: number;
+  /** Open after it. */
+  run: string | undefined;
+  digest: string;
+}
+
 export class SessionReader {
   readonly #outage: Outage;
   #at: [session: number, run: number];
@@ -38,6 +49,10 @@ export class SessionReader {
   /** Events of the session that were read, and have not been passed on. */
   #known: SessionEvent[] = [];
   #readUpTo: number;
+  /** The newest events of the session that were read: a fail-over may lose some of them. */
+  #newest: Read[] = [];
+  /** Of the newest runs before the present one, the last event that was passed on. */
+  readonly #told = new Map<string, number>();
   #looking = new AbortController();
 
   constructor(readonly deployment: Deployment, readonly ref: string, readonly name: string, after: string | undefined, readonly signal: AbortSignal) {
@@ -109,17 +124,18 @@ export class SessionReader {
     if (session > newestSeq) throw new CursorAhead(log, this.#cursor, String(newestSeq));
     const found = session < 0 ? undefined : await this.#use((redis) => oldest(redis, log, `1-${session}`, `1-${session}`));
     if (session >= 0 && !found) throw new CursorTrimmed(log, this.#cursor, (await this.#use((redis) => oldest(redis, log)))?.id ?? "none");
-    const event = found && sessionEvent(log, found);
+    const event = found && this.#remember(log, found);
     this.#partition = partition;
     if (event?.run !== undefined && event.type !== "run_ended") this.#run = this.#tailOf(event.run, run);
     return partition;
   }
 
-  /** Throws SessionNotFound, SessionReplaced. */
-  async #isThere(): Promise<void> {
-    const made = await this.#use((redis) => redis.hGet(this.#hash(this.#partition ?? 0), "made"));
+  /** When the newest event of the session was written. Throws SessionNotFound, SessionReplaced. */
+  async #newestMs(): Promise<string> {
+    const [made, newestMs] = await this.#use((redis) => redis.hmGet(this.#hash(this.#partition ?? 0), ["made", "newest_ms"]));
     if (!made) throw new SessionNotFound(this.name);
     if (made !== this.#made) throw new SessionReplaced(this.name);
+    return newestMs ?? "";
   }
 
   #hash(partition: number): string {
@@ -137,14 +153,61 @@ export class SessionReader {
   /** Read stored events of the session. */
   async #look(): Promise<void> {
     const log = this.#log;
-    const entries = (await this.#use((redis) => redis.xRange(log, this.#readUpTo < 0 ? "-" : `(1-${this.#readUpTo}`, "+", { COUNT }))) ?? [];
-    await this.#isThere(); // after the events: if it is the same, they are of this session
+    const stored = async (): Promise<Entry[]> =>
+      (await this.#use((redis) => redis.xRange(log, this.#readUpTo < 0 ? "-" : `(1-${this.#readUpTo}`, "+", { COUNT }))) ?? [];
+    let entries = await stored();
+    // After the events: if it is the same session, they are of it.
+    while (!(await this.#isAsRead(log, await this.#newestMs(), entries.length > 0))) {
+      await this.#goBack(log);
+      entries = await stored();
+    }
     for (const entry of entries) {
-      const event = sessionEvent(log, entry);
+      const event = this.#remember(log, entry);
       if (this.#readUpTo >= 0 && event.session_seq !== this.#readUpTo + 1) throw new CursorTrimmed(log, `1-${this.#readUpTo}`, entry.id);
       this.#known.push(event);
       this.#readUpTo = event.session_seq;
     }
+  }
+
+  #remember(log: string, entry: Entry): SessionEvent {
+    const event = sessionEvent(log, entry);
+    const run = event.type === "run_ended" ? undefined : event.run;
+    this.#newest.push({ seq: event.session_seq, atMs: event.at_ms, run, digest: digestOf(entry) });
+    if (this.#newest.length > COUNT) this.#newest.shift();
+    return event;
+  }
+
+  /**
+   * Whether the newest event that was read is still there: a fail-over may have lost it, and another one may have its number
+   * now. `newestMs`: when the session's newest event was written. `hasMore`: it was not read yet.
+   */
+  async #isAsRead(log: string, newestMs: string, hasMore: boolean): Promise<boolean> {
+    const last = this.#newest.at(-1);
+    if (!last || (!hasMore && newestMs === String(last.atMs))) return true;
+    const found = await this.#use((redis) => oldest(redis, log, `1-${last.seq}`, `1-${last.seq}`));
+    return found ? digestOf(found) === last.digest : hasMore; // or it was trimmed
+  }
+
+  /** To the newest event that the server has as it was read. What it has after that is passed on next. */
+  async #goBack(log: string): Promise<void> {
+    const first = this.#newest[0]?.seq ?? 0;
+    const found = (await this.#use((redis) => redis.xRange(log, `1-${first}`, "+", { COUNT }))) ?? [];
+    const there = new Map(found.map((entry) => [entry.id, digestOf(entry)]));
+    let last = this.#newest.at(-1);
+    for (; last && there.get(`1-${last.seq}`) !== last.digest; last = this.#newest.at(-1)) this.#newest.pop();
+    this.#readUpTo = last?.seq ?? first - 1;
+    this.#known = this.#known.filter(({ session_seq }) => session_seq <= this.#readUpTo);
+    if (this.#at[0] <= this.#readUpTo) return;
+    if (last?.run === undefined) this.#run = undefined;
+    else if (this.#run?.run !== last.run) this.#run = this.#tailOf(last.run, this.#told.get(last.run) ?? -1);
+    this.#at = [this.#readUpTo, this.#run?.seq ?? -1];
+  }
+
+  #leaveRun(): void {
+    if (!this.#run) return;
+    this.#told.set(this.#run.run, this.#run.seq);
+    for (const run of this.#told.keys()) if (this.#told.size > 16) this.#told.delete(run);
+    this.#run = undefined;
   }
 
   /** Read stored events of a run; whether there is something to pass on. */
@@ -164,6 +227,7 @@ export class SessionReader {
     for (let event = this.#known[0]; event && steps.length < COUNT; event = this.#known[0]) {
       if (event.run !== undefined) {
         if (this.#run?.run !== event.run) {
+          this.#leaveRun();
           this.#run = this.#tailOf(event.run, -1);
           this.#at = [this.#at[0], -1];
         }
@@ -179,7 +243,7 @@ export class SessionReader {
       }
       this.#known.shift();
       this.#at = [event.session_seq, event.type === "run_ended" ? -1 : this.#at[1]];
-      if (event.type === "run_ended") this.#run = undefined;
+      if (event.type === "run_ended") this.#leaveRun();
       steps.push({ event, cursor: this.#cursor });
     }
     return steps;
@@ -209,9 +273,13 @@ export class SessionReader {
       this.#looking.abort();
       tail.readers--;
     }
-    await this.#isThere();
+    await this.#newestMs();
     return false;
   }
+}
+
+function digestOf({ message }: Entry): string {
+  return createHash("sha1").update(message["__data__"] ?? "").digest("hex");
 }
 
 function sessionEvent(log: string, { id, message }: Entry): SessionEvent {

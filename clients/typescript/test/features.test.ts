@@ -9,7 +9,8 @@ import { after, before, test } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
 import { createServer } from "node:tls";
 import { createClient } from "@redis/client";
-import { Client, RunFailed, RunNotRepeatable, RunOpen, ServerUnavailable, type GenerateRequest, JsonElements, type Message, type Sentence, type Status } from "../src/index.js";
+import { Client, RunFailed, RunNotRepeatable, RunOpen, ServerUnavailable, type GenerateRequest, JsonElements, type Message, type Sentence, type SessionStep, type Status } from "../src/index.js";
+import { sessionRef } from "../src/keys.js";
 import { SentenceCutter, type SentenceRules } from "../src/sentence_cutter.js";
 
 const url = process.env["TOKENBUS_REDIS_URL"] ?? "";
@@ -186,6 +187,29 @@ test("a run that was cut off goes on from its text, as Python has it", async () 
   const silent = await bus.publish(ask("broken"));
   await assert.rejects(bus.result(silent), RunFailed);
   await assert.rejects(bus.resume(silent), RunNotRepeatable);
+});
+
+test("a reader of a session goes on after a fail-over that lost what it has read", async () => {
+  const session = bus.session("lossy");
+  await session.configure({ provider: "anthropic", model: "greeter" });
+  await session.withdraw("nobody", { append: "kept" });
+  const [hash = ""] = (await redis.sendCommand(["KEYS", `tokenbus:*:session:${sessionRef("", "lossy")}`])) as unknown as string[];
+  const replicated = [hash, hash.replace(":session:", ":log:")];
+  for (const key of replicated) await redis.copy(key, `${key}~`);
+  await session.withdraw("nobody", { append: "lost" });
+  const told: [number, string | undefined][] = [];
+  const note = ({ event }: SessionStep): void => void told.push("append" in event && "session_seq" in event ? [event.session_seq, event.append] : [-1, ""]);
+  const steps = session.follow();
+  for (let n = 0; n < 5; n++) note((await steps.next()).value as SessionStep);
+  const next = steps.next();
+  for (const key of replicated) await redis.rename(`${key}~`, key);
+  await session.withdraw("nobody", { append: "other" });
+  await session.withdraw("nobody", { append: "last" });
+  note((await next).value as SessionStep);
+  for (let n = 0; n < 3; n++) note((await steps.next()).value as SessionStep);
+  await steps.return(undefined);
+  assert.deepEqual(told.slice(1, 5), [[1, "kept"], [2, "kept"], [3, "lost"], [4, "lost"]]);
+  assert.deepEqual(told.slice(5), [[3, "other"], [4, "other"], [5, "last"], [6, "last"]]);
 });
 
 test("a session is written to, steered, interrupted, followed from everywhere, forked and deleted", async () => {
