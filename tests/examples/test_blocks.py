@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 import re
-import socket
 import sys
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -25,6 +24,7 @@ from tests.services.cli.process import environment, running
 from tests.unit.docs.command_lines import check_line
 from tests.waiting import eventually
 from tokenbus import Client, Generate, UnknownEvent
+from tokenbus_services.process.embedded_server import free_port
 from tokenbus_services.settings import Settings, load
 
 ROOT = Path(__file__).parents[2]
@@ -133,15 +133,10 @@ def test_each_block_that_is_not_run_here_is_run_by_a_named_test() -> None:
 # --- Python ---------------------------------------------------------------------------------------------------------
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
-
-
 @pytest.fixture
 async def bus_environment(tmp_path: Path) -> AsyncGenerator[Mapping[str, str]]:
     """A `tokenbus up --mock` in the block's directory, in which the real providers' names are the mock's too."""
-    mock, blobs = _free_port(), _free_port()
+    mock, blobs = free_port(), free_port()
     paths = {"anthropic": "", "openai-chat": "/v1", "openai-responses": "/v1", "gemini": "/v1beta"}
     providers = "".join(
         f'[providers.{api}]\napi = "{api}"\nbase_url = "http://127.0.0.1:{mock}{path}"\napi_key_env = ""\n'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import random
 import re
 import shutil
 import socket
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -25,6 +27,8 @@ HOST = "127.0.0.1"
 LOG_NAME = "server.log"
 
 _TRIES = 10
+_LOWEST_PORT = 11_000
+"""Ports below have names, or are somebody's habit."""
 _LOCK_WAIT_S = guard.TERM_GRACE_S + 2
 _POLL_S = 0.02
 _LOG_TAIL_LINES = 15
@@ -235,10 +239,21 @@ class EmbeddedServer:
 
 
 def free_port() -> int:
-    """Return a port that is free at this moment."""
-    with socket.create_server((HOST, 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a port that is free at this moment, and that no outgoing connection will be given, if there is one."""
+    chance, end = random.SystemRandom(), _first_given()
+    asked = [chance.randrange(_LOWEST_PORT, end) for _ in range(_TRIES)] if end > _LOWEST_PORT else []
+    for port in (*asked, 0):
+        with suppress(OSError), socket.create_server((HOST, port)) as probe:
+            return probe.getsockname()[1]
+    raise ServerUnavailable("embedded", f"no port of {HOST} is free")
+
+
+def _first_given() -> int:
+    """The lowest port that the machine gives to outgoing connections."""
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except OSError:  # not Linux: the others begin at 49152, by IANA's range
+        return 49152
 
 
 def _serves(port: int, pid: int) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -27,15 +26,11 @@ from tokenbus.events.public import Completed, Started
 from tokenbus.testing import LocalBus
 from tokenbus_services.gateway.keys.key import NewKey, new_key
 from tokenbus_services.mock_provider import Reply, Stall, Status, Turn
+from tokenbus_services.process.embedded_server import free_port
 
 ADA, BOB, OPS, TIGHT, NARROW, RATED, POOR, SLOW, PAIR = (new_key() for _ in range(9))
 HELLO: Any = {"model": "anthropic/text", "messages": [{"role": "user", "content": "hello"}]}
 ADMIN = "an-admin-token-of-the-test"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 PORT = free_port()

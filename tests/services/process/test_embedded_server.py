@@ -19,6 +19,7 @@ from tokenbus.errors import ServerUnavailable
 from tokenbus_services.process import embedded_server as embedded
 from tokenbus_services.process.embedded_server import EmbeddedServer, carried_binary, find_binary
 
+PORTS_GIVEN = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _PARENT = """
 import sys, time
 from pathlib import Path
@@ -118,6 +119,12 @@ def test_a_port_that_was_taken_in_the_meantime_is_not_used(monkeypatch: pytest.M
         monkeypatch.setattr(embedded, "free_port", lambda: next(ports))
         with EmbeddedServer(binary=binary()) as server:
             assert server.port != taken
+
+
+@pytest.mark.skipif(not PORTS_GIVEN.exists(), reason="no Linux")
+def test_no_outgoing_connection_takes_a_free_port():
+    first, last = map(int, PORTS_GIVEN.read_text().split())
+    assert not any(first <= embedded.free_port() <= last for _ in range(100))
 
 
 def test_a_taken_port_that_was_asked_for_is_an_error():
