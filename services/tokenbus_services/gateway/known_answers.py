@@ -12,6 +12,7 @@ import msgspec
 
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server, translated
+from tokenbus.events.sessions import session_ref
 from tokenbus_services.gateway.surfaces.contract import GatewayNote
 
 ANSWER_TTL_S = 3600
@@ -50,9 +51,16 @@ class KnownAnswers:
         """Store one, without a large body. Raises ServerUnavailable."""
         if len(answer.body) > MAX_BODY_BYTES:
             answer = msgspec.structs.replace(answer, body=b"")
-        value = msgspec.msgpack.encode(answer)
+        key, value = self._key(tenant, name), msgspec.msgpack.encode(answer)
+        answers, now = self._keys.gateway_answers(session_ref(tenant, answer.session)), self._server.clock.now_ms()
+        pipe = self._server.client.pipeline(transaction=False)
+        # An erasure of the session finds it there.
+        pipe.zadd(answers, {key: now})
+        pipe.zremrangebyscore(answers, "-inf", now - ANSWER_TTL_S * 1000)
+        pipe.expire(answers, ANSWER_TTL_S)
+        pipe.set(key, value, ex=ANSWER_TTL_S)
         with translated(self._server):
-            await self._server.client.set(self._key(tenant, name), value, ex=ANSWER_TTL_S)
+            await pipe.execute()
 
     async def get(self, tenant: str, name: str) -> KnownAnswer | None:
         """The newest of this name. Raises ServerUnavailable."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -28,6 +28,7 @@ from tokenbus.bus.topology import POLICY, STAGES
 from tokenbus.bus.webhooks import deliveries_of
 from tokenbus.events.child_runs import child_id
 from tokenbus.events.sessions import session_ref
+from tokenbus.events.waits import WaitFate
 
 PAGE = 500
 PASSING_S = 5.0
@@ -45,6 +46,7 @@ class _OfRun(msgspec.Struct):
 
 
 _of_run = msgspec.json.Decoder(_OfRun)
+_fate = msgspec.json.Decoder(WaitFate)
 
 
 class Erased(msgspec.Struct, kw_only=True):
@@ -106,15 +108,21 @@ async def erase_runs(server: Server, keys: Keys, runs: Collection[str], sessions
             pipe.hmget(keys.run(run), [ACCEPTED, ENDED_AT, TENANT])
             pipe.unlink(*_notes(keys, run))
         replies: list[Any] = await pipe.execute()
+        told = await _told_of_decisions(server, keys, page)
         facts.update(zip(page, replies[::2], strict=True))
         erased.found["notes"] += sum(replies[1::2])
         calls = [_erase(keys, run, names[run], facts[run][2]) for run in page]
         for run, gone in zip(page, await run_scripts(server, calls), strict=True):
             if not gone:
                 erased.open.append(run)
+                told.pop(run, None)
             elif any(facts[run]):
                 erased.runs.append(run)
+        for reply in [key for found in told.values() for key in found]:
+            erased.found["notes"] += await server.client.unlink(reply)
     erased.found["runs"] = len(erased.runs)
+    for ref in sessions:
+        erased.found["notes"] += await server.client.unlink(*await _notes_of_session(server, keys, ref))
     windows: dict[int, _Window] = {}
     for run in set(runs) - set(erased.open):
         window = windows.setdefault(names[run], _Window(set()))
@@ -150,6 +158,8 @@ async def remains(server: Server, keys: Keys, runs: Collection[str], sessions: C
         replies: list[int] = await pipe.execute()
         for place, counts in zip(("runs", "notes", "records"), (replies[n::3] for n in range(3)), strict=True):
             found[place] += sum(counts)
+    for ref in sessions:
+        found["notes"] += await server.client.exists(*await _notes_of_session(server, keys, ref))
     windows: dict[int, _Window] = {}
     for run in runs:
         windows.setdefault(keys.partition_of(run), _Window(set())).runs.add(run)
@@ -312,6 +322,29 @@ def _erase(keys: Keys, run: str, partition: int, tenant: bytes | None) -> Any:
 
 def _notes(keys: Keys, run: str) -> list[str]:
     return [keys.gateway_published(run), keys.gateway_deleted(run)]
+
+
+async def _notes_of_session(server: Server, keys: Keys, ref: str) -> list[str | bytes]:
+    """Who writes to it, and the answers in it that clients may come back to."""
+    answers = keys.gateway_answers(ref)
+    return [keys.gateway_writers(ref), answers, *await server.client.zrange(answers, 0, -1)]
+
+
+async def _told_of_decisions(server: Server, keys: Keys, runs: Sequence[str]) -> dict[str, list[str]]:
+    """For each run, the keys of what the senders of its decisions were told, which names who decided."""
+    pipe = server.client.pipeline(transaction=False)
+    for run in runs:
+        pipe.hkeys(keys.run(run))
+    names: list[list[bytes]] = await pipe.execute()
+    fates = {run: of for run, each in zip(runs, names, strict=True) if (of := [n for n in each if n[:5] == b"fate:"])}
+    pipe = server.client.pipeline(transaction=False)
+    for run, fields in fates.items():
+        pipe.hmget(keys.run(run), fields)
+    replies: list[list[bytes | None]] = await pipe.execute() if fates else []
+    return {
+        run: [keys.decision(run, _fate.decode(fate).id) for fate in found if fate]
+        for run, found in zip(fates, replies, strict=True)
+    }
 
 
 def _pages(runs: Iterable[str]) -> list[list[str]]:

@@ -243,6 +243,14 @@ class Keys:
         """Text: a background response that intake has not accepted yet, as JSON."""
         return f"{self.prefix}:{{gateway}}:published:{run}"
 
+    def gateway_answers(self, ref: str) -> str:
+        """Sorted set: the keys of the answers in a session that clients may come back to, by the time in ms."""
+        return f"{self.prefix}:{{gateway}}:answers:{ref}"
+
+    def gateway_writers(self, ref: str) -> str:
+        """Hash: the last append of each producer that writes to a session as a stream."""
+        return f"{self.prefix}:{{gateway}}:writers:{ref}"
+
     def gateway_deleted(self, run: str) -> str:
         """Text: exists if the response was deleted."""
         return f"{self.prefix}:{{gateway}}:deleted:{run}"

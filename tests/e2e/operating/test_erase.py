@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
 from tests.chaos.observer import keys_with
@@ -16,15 +17,17 @@ from tests.services.cli.process import run
 from tests.services.webhooks.test_receiver import AWAY, OLD
 from tests.waiting import eventually
 from tokenbus import Client
+from tokenbus.bus.erase import erase_runs
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.records import newest_records
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.webhooks import Deliveries
+from tokenbus.events.waits import WaitFate
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, Turn
 
 OURS, THEIRS, FORGOTTEN = "swordfish", "halibut", "mackerel"
 SCRIPTS = [
-    Script(name=word, turns=(Turn(says=Reply(text=f"It is {word} again.")),)) for word in (OURS, THEIRS, FORGOTTEN)
+    Script(name=word, turns=(Turn(says=Reply(text=f"It is {word} again.")),) * 4) for word in (OURS, THEIRS, FORGOTTEN)
 ]
 TABLES = f"[records]\nsample = 1.0\n[gateway]\n{AWAY}"
 
@@ -40,17 +43,42 @@ async def told_of(server: Server, keys: Keys, count: int) -> bool:
 
 
 async def delete_a_session(http: httpx.AsyncClient, server: Server, keys: Keys) -> None:
-    """What a session and its run said is nowhere after DELETE."""
+    """What a session and its runs said, and who wrote to it by which protocol, is nowhere after DELETE."""
     events = "/sessions/gone/events"
     request = {"model": f"anthropic/{FORGOTTEN}"}
     made = await http.post(events, json={"item": {"type": "configure", "request": request}})
     assert made.status_code == 200, made.text
     said = await http.post(events, json={"item": {"type": "message", "content": "hello"}})
     await ended(server.client, keys, [said.json()["fate"]["run"]])
-    await eventually(lambda: told_of(server, keys, 2))
+    producer = {"producer-id": f"the {FORGOTTEN} producer", "producer-epoch": "0", "producer-seq": "0"}
+    written = await http.post("/v1/stream/sessions/gone", json="hello", headers=producer)
+    assert written.status_code == 200, written.text
+    await eventually(lambda: told_of(server, keys, 3))
+    message = {"id": "u1", "role": "user", "parts": [{"type": "text", "text": f"hello {FORGOTTEN}"}]}
+    chat = {"id": "gone", "model": f"anthropic/{FORGOTTEN}", "messages": [message]}
+    told = await http.post("/api/chat", json=chat)
+    assert told.status_code == 200, told.text
+    await eventually(lambda: told_of(server, keys, 4))
     assert await keys_of_content(server, keys, FORGOTTEN)
+    kept = await server.client.keys(f"{keys.prefix}:{{gateway}}:*")
+    assert {key.split(b":")[2] for key in kept} >= {b"answers", b"chat", b"writers"}
     assert (await http.delete("/sessions/gone")).status_code == 204
     assert await keys_of_content(server, keys, FORGOTTEN) == set()
+    kept = await server.client.keys(f"{keys.prefix}:{{gateway}}:*")
+    assert not {key.split(b":")[2] for key in kept} & {b"answers", b"chat", b"writers"}
+
+
+async def test_who_decided_is_forgotten_with_the_run_and_stays_with_an_open_one(server: Server, keys: Keys) -> None:
+    for name, status in (("over", "completed"), ("open", "open")):
+        fate = WaitFate(wait="1.0", id="d1", decision="allow", by="ann", door="http", at_ms=1)
+        fields = {"status": status, "fate:1.0": msgspec.json.encode(fate)}
+        await server.client.hset(keys.run(name), mapping=fields)
+        await server.client.expire(keys.run(name), 60)
+        await server.client.set(keys.decision(name, "d1"), msgspec.json.encode({"fate": fate}), ex=60)
+    erased = await erase_runs(server, keys, ["over", "open"])
+    assert erased.open == ["open"]
+    assert await server.client.exists(keys.decision("over", "d1")) == 0
+    assert await server.client.exists(keys.decision("open", "d1")) == 1
 
 
 async def test_what_is_erased_is_nowhere_and_what_is_anothers_stays(

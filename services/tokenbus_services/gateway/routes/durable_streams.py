@@ -29,6 +29,7 @@ from tokenbus.core.request.parse import request_from
 from tokenbus.errors import CursorTrimmed, SessionNotFound
 from tokenbus.events.public import TERMINAL, PublicEvent
 from tokenbus.events.requests import Append, Configure, Delete, SessionItem, SessionMessage
+from tokenbus.events.sessions import session_ref
 from tokenbus_services.gateway.answers import asgi
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway
@@ -282,38 +283,40 @@ class _Streams:
 
     # --- what writers have sent -----------------------------------------------------------------------------------
 
-    async def _state(self, caller: Caller, name: str) -> str:
-        """The key of a session's writers. Raises SessionNotFound."""
+    async def _state(self, caller: Caller, name: str) -> tuple[str, str]:
+        """The key of a session's writers, and what its fields begin with. Raises SessionNotFound."""
         begun = (await self._door.info(caller, name)).begun_ms  # another one of this name has others
-        parts = "".join(f"{len(part)}:{part}" for part in (caller.tenant, name, str(begun)))
-        return f"{self._keys.prefix}:{{gateway}}:writers:{sha256(parts.encode()).hexdigest()[:32]}"
+        return self._keys.gateway_writers(session_ref(caller.tenant, name)), f"{begun} "
 
-    async def _accepted(self, state: str, producer: Producer) -> tuple[bytes, tuple[int, int]]:
+    async def _accepted(self, state: tuple[str, str], producer: Producer) -> tuple[bytes, tuple[int, int]]:
         """The producer's last accepted append: as it is stored, and its epoch and number."""
+        key, of_session = state
         with translated(self._server):
-            found: bytes | None = await self._server.client.hget(state, _field(producer))
-            if found is None and await self._server.client.hlen(state) > MAX_PRODUCERS:
+            found: bytes | None = await self._server.client.hget(key, of_session + _field(producer))
+            if found is None and await self._server.client.hlen(key) > MAX_PRODUCERS:
                 why = f"a session has at most {MAX_PRODUCERS} producers"
                 raise Refusal(Problem(status=429, code="too_many_producers", message=why, kind="rate_limit"))
         return found or b"", msgspec.json.decode(found, type=tuple[int, int]) if found else (0, -1)
 
-    async def _claim(self, state: str, seq: str | None) -> None:
+    async def _claim(self, state: tuple[str, str], seq: str | None) -> None:
         """Take a `Stream-Seq`, which must be behind the last one. Raises Refusal."""
         if seq is None:
             return
         while True:
             with translated(self._server):
-                before: bytes = await self._server.client.hget(state, _STREAM_SEQ) or b""
+                before: bytes = await self._server.client.hget(state[0], state[1] + _STREAM_SEQ) or b""
             if seq.encode("latin-1") <= before:
                 why = "Stream-Seq must be behind that of the last append"
                 raise Refusal(Problem(status=409, code="sequence_conflict", message=why, kind="invalid_request"))
             if await self._store(state, _STREAM_SEQ, before, seq.encode("latin-1")):
                 return
 
-    async def _store(self, state: str, field: str, before: bytes, entry: bytes) -> bool:
+    async def _store(self, state: tuple[str, str], field: str, before: bytes, entry: bytes) -> bool:
+        key, of_session = state
+        call = put_key(key, key_id=of_session + field, before=before, entry=entry)
         with translated(self._server):
-            stored = await run_script(self._server, put_key(state, key_id=field, before=before, entry=entry)) == 1
-            await self._server.client.pexpire(state, round(self._gateway.keep_session_s * 1000))
+            stored = await run_script(self._server, call) == 1
+            await self._server.client.pexpire(key, round(self._gateway.keep_session_s * 1000))
         return stored
 
 
