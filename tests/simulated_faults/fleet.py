@@ -31,6 +31,7 @@ from tokenbus_services.mock_provider.apis.openai_responses import MockOpenAIResp
 from tokenbus_services.mock_provider.reply import Reply, ToolCall
 from tokenbus_services.mock_provider.request import interpret
 from tokenbus_services.net import connection
+from tokenbus_services.parser import away
 from tokenbus_services.runtime import supervision
 from tokenbus_services.settings import Settings, load
 
@@ -150,6 +151,8 @@ def simulated(loop: VirtualLoop) -> Generator[None]:
         (time, "time_ns", lambda: int(time.time() * 1e9)),
         (os, "urandom", loop.chance.randbytes),
         (os, "getpid", lambda: 1),
+        (away, "AWAY_AFTER_MS", 100),  # nobody here lets a run wait for the seconds after which it is put away
+        (away, "LOOK_S", 0.1),
         (raw_writer, "_SCHEDULED", Path("/nonexistent")),
         (connection, "open_socket", open_socket),
         (supervision, "threading", Threading()),
