@@ -295,6 +295,10 @@ def door(request: pytest.FixtureRequest, bus: LocalBus) -> Callable[..., Door]:
     return made
 
 
+def run_of(call: Call) -> str:
+    return call.id.removeprefix("wait_").rpartition("_")[0]
+
+
 def refused(door: Door, *results: tuple[Call, str], text: str = "") -> int:
     """The status of what is refused; the conversation stays as it was."""
     before = list(door.said)
@@ -320,6 +324,8 @@ def test_a_call_ends_the_answer_and_its_result_goes_on_with_the_same_run(
     assert first.used
     assert last.used == first.used, "each counts what it took itself"
     assert len(bus.requests) == asked + 2, "no other run began"
+    with bus.sync_client() as client:
+        assert client.result(run_of(call), timeout=60).text == f"{first.text}\n\n{last.text}"
     again = chat.ask("And now?")
     assert again.text.startswith("I know:"), "the conversation of the client has the call and its result"
     assert len(bus.requests) == asked + 3
@@ -389,7 +395,7 @@ def test_runs_side_by_side_each_get_their_own_result(door: Any) -> None:
 def test_what_is_said_with_a_result_begins_a_new_run_and_ends_the_one_that_waits(door: Any, bus: LocalBus) -> None:
     chat = door("one")
     (call,) = chat.ask("go").calls
-    run = call.id.removeprefix("wait_").rpartition("_")[0]
+    run = run_of(call)
     if isinstance(chat, Responses):  # its rule for approvals holds: answers stand alone
         assert refused(chat, (call, ROME), text="And?") == 400
         return

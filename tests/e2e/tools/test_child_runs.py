@@ -346,7 +346,7 @@ async def test_a_tree_spends_no_more_than_its_key_has(bus: LocalBus, client: Cli
     root, *children_held = [int(held[each.encode()]) for each in tree if each.encode() in held]
     assert len(children_held) == 1
     assert root > 10 * children_held[0] > 0
-    (begun,) = await client.describe(tree[1:])
+    (begun,) = await eventually(lambda: client.describe(tree[1:]))
     async with aclosing(client.follow(begun)) as inner:
         async for event in inner:
             if isinstance(event, Chunk):
