@@ -296,7 +296,9 @@ class _Scene:
         resumed = [(event["wait"], event["decision"]) for event in log if event["type"] == "resumed"]
         decisions = [decision for _, decision in resumed]
         decided = [(wait, decision) for run, wait, decision in self._decided if run == case.run]
-        assert self._lost_writes or set(decided) <= set(resumed), (
+        # A cancel skips the policies: drafts that wait for them are not published.
+        unjudged = bool(case.policies) and ended == "cancelled"
+        assert self._lost_writes or unjudged or set(decided) <= set(resumed), (
             f"decided were {resumed}, and people were told {decided}"
         )
         results = [content for kind, content in blocks if kind == "tool_result"]
@@ -314,7 +316,8 @@ class _Scene:
                 self._lost_writes and not case.durable
             )  # what led to a call may be lost, and the call asked for anew
             assert len(keys) <= 1 or lossy, f"the call of turn {turn} had the keys {keys}"
-            assert not keys or case.tool != PAY or turn < len(resumed), f"the tool of turn {turn} waited for nobody"
+            asked = turn < len(resumed) or unjudged
+            assert not keys or case.tool != PAY or asked, f"the tool of turn {turn} waited for nobody"
             decided_anew = lossy and case.decision == "both"
             assert decided_anew or not keys or "deny" not in decisions[turn : turn + 1], (
                 f"the denied tool of turn {turn} was called"
