@@ -18,7 +18,7 @@ from typing import Self
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.run_record import UNENDED, read_status
 from tokenbus.bus.server.server import translated
-from tokenbus.bus.server.stream_reader import Entry, id_key
+from tokenbus.bus.server.stream_reader import Entry, Pages, id_key
 from tokenbus.client.archive import ArchivedLog
 from tokenbus.client.decode import is_end, public_event
 from tokenbus.client.deployment import Deployment, Outage
@@ -26,7 +26,6 @@ from tokenbus.client.tailing import StreamFeed
 from tokenbus.errors import BlobError, CursorAhead, CursorTrimmed, RunLost, RunNotFound, ServerUnavailable
 from tokenbus.events.public import PublicEvent
 
-COUNT = 256
 LOOK_S = 1.0
 LONGEST_LOOK_S = 16.0
 """A reader of a silent run checks that the run still exists: first after `LOOK_S`, then after twice as long each time.
@@ -68,6 +67,7 @@ class LogReader:
         self._position: str | None = "0-0" if new and after < 0 else None
         self._reads_stored = self._position is None
         """Whether stored entries are read before the reader waits for new ones."""
+        self._pages = Pages()
         self._feed: StreamFeed | None = None
         self._gap: CursorTrimmed | None = None
         self._wait_s = wait_s
@@ -178,8 +178,9 @@ class LogReader:
                     self._position = await self._locate(log)
                     if self.ended:
                         return []
-                reply: list[tuple[bytes, list[Entry]]] = await server.client.xread({log: self._position}, count=COUNT)
-        return reply[0][1] if reply else []
+                found: list[Entry] = await server.client.xrange(log, f"({self._position}", count=self._pages.count)
+        self._pages.read(found)
+        return found
 
     async def _new(self, keys: Keys, feed: StreamFeed) -> list[Entry]:
         requested_at = time.monotonic()

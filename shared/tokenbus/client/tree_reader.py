@@ -17,7 +17,7 @@ import msgspec
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.run_record import STATUS, UNENDED, status_of
 from tokenbus.bus.server.server import translated
-from tokenbus.bus.server.stream_reader import Entry, id_key
+from tokenbus.bus.server.stream_reader import Entry, Pages, id_key
 from tokenbus.client.decode import public_event
 from tokenbus.client.deployment import Deployment, Outage
 from tokenbus.client.log_reader import LONGEST_LOOK_S, LOOK_S, LogReader
@@ -98,6 +98,7 @@ class TreeReader:
         else:
             self._seqs: dict[str, int] = {}
         """Of each run, the last event that was passed on here: a fail-over may let its place come again."""
+        self._pages = Pages()
         self._of_root: list[PublicEvent] = []
         """What was read there, and is not passed on yet."""
         self._position: str | None = _START if after is None else None
@@ -230,10 +231,11 @@ class TreeReader:
         if known >= entry.last or first[1] > entry.last:
             return []
         log, events = keys.log(entry.run), list[PublicEvent]()
-        begin = entry.first
+        begin = f"{first[0]}-{max(first[1], known + 1)}"
         while True:
             with translated(self._deployment.server):
-                entries: list[Entry] = await self._deployment.server.client.xrange(log, begin, count=COUNT)
+                entries: list[Entry] = await self._deployment.server.client.xrange(log, begin, count=self._pages.count)
+            self._pages.read(entries)
             for each in entries:
                 event = public_event(log, each)
                 if event.seq > entry.last:

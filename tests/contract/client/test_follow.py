@@ -18,6 +18,8 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.layout import join_deployment
 from tokenbus.bus.run_record import STATUS
 from tokenbus.bus.server.server import Server
+from tokenbus.bus.server.stream_reader import FIRST_PAGE, PAGE_BYTES, Pages
+from tokenbus.client.log_reader import LogReader
 from tokenbus.client.tailing import READS, ROOM, StreamFeed
 from tokenbus.errors import (
     CursorAhead,
@@ -52,6 +54,32 @@ async def test_a_finished_run_is_replayed_whole(bus: Client, writer: Writer):
     await writer.say(*(f"{i} " for i in range(600)))
     await writer.complete()
     assert await all_of(bus.follow("r")) == writer.events
+
+
+async def test_a_reader_takes_a_page_of_bounded_size_however_large_the_entries_are(bus: Client, writer: Writer):
+    await writer.start()
+    for n in range(80):
+        await writer.say(f"{n} ".ljust(100_000))
+    await writer.complete()
+    deployment = bus._deployment  # pyright: ignore[reportPrivateUsage]
+    pages: list[list[PublicEvent]] = []
+    async with LogReader(deployment, "r", after=-1, wait_s=0) as reader:
+        while not reader.ended:
+            pages.append(await reader.read())
+    assert [event for page in pages for event in page] == writer.events
+    sizes = [sum(len(event.text) for event in page if isinstance(event, Chunk)) for page in pages]
+    assert sizes[0] <= FIRST_PAGE * 100_000
+    assert max(sizes[1:]) <= PAGE_BYTES
+
+
+def test_a_page_of_small_entries_grows_to_the_largest():
+    pages, counts = Pages(), list[int]()
+    for _ in range(6):
+        counts.append(pages.count)
+        pages.read([(b"0-1", {b"__data__": b"small"})] * pages.count)
+    assert counts == [16, 32, 64, 128, 256, 256]
+    pages.read([(b"0-1", {b"__data__": bytes(2 * PAGE_BYTES)})])
+    assert pages.count == 1
 
 
 async def test_a_run_is_followed_from_before_it_is_known_to_its_end(bus: Client, server: Server, writer: Writer):

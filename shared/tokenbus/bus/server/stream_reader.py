@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -25,6 +25,9 @@ Fields: TypeAlias = dict[bytes, bytes]
 Entry: TypeAlias = tuple[bytes, Fields]
 Found: TypeAlias = list[tuple[str, list[Entry]]]
 
+FIRST_PAGE, LARGEST_PAGE = 16, 256
+PAGE_BYTES = 1 << 18
+"""What a reader that stands still may hold: a server has many of them."""
 MAX_BLOCK_MS = 2000
 """redis-py allows a socket 5 s for a reply; a read must return well before that."""
 BROKEN_READS = 3
@@ -39,6 +42,18 @@ class Unreadable(msgspec.Struct, frozen=True):
     sizes: dict[bytes, int]
     """Size in bytes of each unreadable field."""
     reason: str
+
+
+class Pages:
+    """How many stored entries to read at once: about as many as have `PAGE_BYTES`, as those before them tell."""
+
+    def __init__(self) -> None:
+        self.count = FIRST_PAGE
+
+    def read(self, entries: Sequence[Entry]) -> None:
+        """Note what came."""
+        if size := sum(len(value) for _, fields in entries for value in fields.values()):
+            self.count = max(1, min(2 * self.count, LARGEST_PAGE, PAGE_BYTES * len(entries) // size))
 
 
 def id_key(entry_id: str) -> tuple[int, int]:

@@ -19,7 +19,7 @@ import msgspec
 
 from tokenbus.bus.keys import DATA_FIELD, Keys
 from tokenbus.bus.server.server import translated
-from tokenbus.bus.server.stream_reader import Entry, id_key
+from tokenbus.bus.server.stream_reader import Entry, Pages, id_key
 from tokenbus.client.decode import public_event, session_event
 from tokenbus.client.deployment import Deployment, Outage
 from tokenbus.client.log_reader import LONGEST_LOOK_S
@@ -124,6 +124,7 @@ class SessionReader:
         self._known: deque[AnySessionEvent] = deque()
         """Events of the session that were read, and have not been passed on."""
         self._read_up_to = after.session_seq
+        self._pages = Pages()
         self._newest: deque[_Read] = deque(maxlen=COUNT)
         """The newest events of the session that were read: a fail-over may lose some of them."""
         self._told: dict[str, int] = {}
@@ -198,7 +199,7 @@ class SessionReader:
             after = f"(1-{self._read_up_to}" if self._read_up_to >= 0 else "-"
             with translated(self._deployment.server):
                 pipe = client.pipeline(transaction=False)
-                pipe.xrange(log, after, count=COUNT)
+                pipe.xrange(log, after, count=self._pages.count)
                 # After the events: if it was made at the same time, they are of this session.
                 pipe.hmget(keys.session(self._ref), ["made", "newest_ms"])
                 entries, (made, newest_ms) = await pipe.execute()
@@ -209,6 +210,7 @@ class SessionReader:
             if await self._is_as_read(log, newest_ms, has_more=bool(entries)):
                 break
             await self._go_back(keys)
+        self._pages.read(entries)
         for entry in entries:
             seq, before = id_key(entry[0].decode())[1], self._read_up_to
             if seq != before + 1 and before >= 0:
@@ -268,13 +270,9 @@ class SessionReader:
                     self._run = _RunTail(self._deployment, self._keys, event.run, -1)
                     self._at = self._after(self._at.session_seq)
                 place = -1 if event.run_seq is None else event.run_seq
-                try:
-                    has_more = self._run.seq < place and (self._run.unread or await self._run.read())
-                except ServerUnavailable:
-                    if steps:  # they are behind the reader already; the next call asks again
-                        return steps
-                    raise
-                if has_more:
+                if self._run.seq < place and steps and not self._run.unread:
+                    return steps  # a page, and behind the reader already: the next read may fail
+                if self._run.seq < place and (self._run.unread or await self._run.read()):
                     of_run = self._of_run(self._run.take(place))
                     steps += of_run
                     if of_run and self._run.seq < place:
@@ -344,12 +342,15 @@ class _RunTail:
         self.position = "0-0"
         self.unread: deque[PublicEvent] = deque()
         self._server = deployment.server
+        self._pages = Pages()
 
     async def read(self) -> bool:
         """Read what is stored; whether there is something to pass on."""
         while not self.unread:
             with translated(self._server):
-                entries: list[Entry] = await self._server.client.xrange(self.log, f"({self.position}", count=COUNT)
+                after, count = f"({self.position}", self._pages.count
+                entries: list[Entry] = await self._server.client.xrange(self.log, after, count=count)
+            self._pages.read(entries)
             if not entries:
                 return False
             self.position = entries[-1][0].decode()
