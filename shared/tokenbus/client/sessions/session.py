@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -14,7 +15,7 @@ from tokenbus.client.publishing import new_run_id
 from tokenbus.client.sessions.history import history_before
 from tokenbus.client.sessions.reader import SessionCursor, SessionReader, SessionStep, follow_session, newest_cursor
 from tokenbus.core.request.bounds import tenant_of
-from tokenbus.errors import AppendPending, RequestInvalid, SessionNotFound
+from tokenbus.errors import AppendPending, RequestInvalid, ServerUnavailable, SessionNotFound
 from tokenbus.events.requests import (
     Append,
     Configure,
@@ -188,8 +189,11 @@ class Session:
         named = {**(metadata or {}), **({"tenant": self.tenant} if self.tenant else {})}
         request = Append(session=self.name, item=item, id=append or new_run_id(), metadata=named or None)
         with publishing.carrying(request):
+            name, was = request.id or "", None
+            with suppress(ServerUnavailable):  # what is published waits for the server
+                was = (await self._look(name))[1]
             await self._put(request, self.tenant)
-            return await self._accepted(request.id or "", wait_s)
+            return await self._accepted(name, wait_s, was)
 
     async def interrupt(
         self,
@@ -267,32 +271,32 @@ class Session:
         await forked.append(msgspec.structs.replace(item, messages=history.messages), append=append, wait_s=wait_s)
         return forked
 
-    async def _accepted(self, append: str, wait_s: float) -> Receipt:
-        fate = await self._fate(append, wait_s)
+    async def _accepted(self, append: str, wait_s: float, was: bytes | None) -> Receipt:
+        fate = await self._fate(append, wait_s, was)
         if fate.reason == "refused":
             raise RequestInvalid("append", fate.problem or "")
         return Receipt(append, fate)
 
-    async def _fate(self, append: str, wait_s: float, *, settled: bool = False) -> Fate:
-        """Wait for the append's fate; ``settled``: until it no longer waits. Raises SessionNotFound if the session is
-        deleted meanwhile, and the fate with it.
+    async def _fate(self, append: str, wait_s: float, was: bytes | None = None, *, settled: bool = False) -> Fate:
+        """Wait for the append's fate; ``settled``: until it no longer waits. Raises SessionNotFound if the session was
+        deleted since the append was published, and the fate with it. ``was``: the mark of a deletion before that.
         """
         clock, look_s = asyncio.get_running_loop().time, FIRST_LOOK_S
-        fate, was = await self._look(append)
         forgotten_at: float | None = None
         try:
             async with asyncio.timeout(wait_s):
-                while fate is None or (settled and fate.state == "appended"):
-                    await asyncio.sleep(look_s)
-                    look_s = min(2 * look_s, LONGEST_LOOK_S)
+                while True:
                     fate, deleted = await self._look(append)
+                    if fate is not None and not (settled and fate.state == "appended"):
+                        return fate
                     if fate is None and deleted not in (None, was):
                         forgotten_at = forgotten_at or clock()
                         if clock() > forgotten_at + DELETED_S:  # it is not about to be accepted either
                             raise SessionNotFound(self.name)
+                    await asyncio.sleep(look_s)
+                    look_s = min(2 * look_s, LONGEST_LOOK_S)
         except TimeoutError:
             raise AppendPending(self.name, append, wait_s) from None
-        return fate
 
     async def fate(self, append: str) -> Fate | None:
         """What became of an append; None if it is not known, or not any more. Raises ServerUnavailable."""
