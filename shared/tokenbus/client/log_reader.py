@@ -179,8 +179,7 @@ class LogReader:
                     if self.ended:
                         return []
                 found: list[Entry] = await server.client.xrange(log, f"({self._position}", count=self._pages.count)
-        self._pages.read(found)
-        return found
+        return self._pages.fit(found)
 
     async def _new(self, keys: Keys, feed: StreamFeed) -> list[Entry]:
         requested_at = time.monotonic()

@@ -235,7 +235,7 @@ class TreeReader:
         while True:
             with translated(self._deployment.server):
                 entries: list[Entry] = await self._deployment.server.client.xrange(log, begin, count=self._pages.count)
-            self._pages.read(entries)
+            entries = self._pages.fit(entries)
             for each in entries:
                 event = public_event(log, each)
                 if event.seq > entry.last:

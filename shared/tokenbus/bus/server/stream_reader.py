@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 import msgspec
@@ -50,10 +51,14 @@ class Pages:
     def __init__(self) -> None:
         self.count = FIRST_PAGE
 
-    def read(self, entries: Sequence[Entry]) -> None:
-        """Note what came."""
-        if size := sum(len(value) for _, fields in entries for value in fields.values()):
+    def fit(self, entries: list[Entry]) -> list[Entry]:
+        """Note what came, and return what of its beginning fits, at least one entry; the rest is to be read again."""
+        sizes = [sum(map(len, fields.values())) for _, fields in entries]
+        if size := sum(sizes):
             self.count = max(1, min(2 * self.count, LARGEST_PAGE, PAGE_BYTES * len(entries) // size))
+        if size <= PAGE_BYTES:
+            return entries
+        return entries[: max(1, sum(so_far <= PAGE_BYTES for so_far in accumulate(sizes)))]
 
 
 def id_key(entry_id: str) -> tuple[int, int]:

@@ -210,8 +210,7 @@ class SessionReader:
             if await self._is_as_read(log, newest_ms, has_more=bool(entries)):
                 break
             await self._go_back(keys)
-        self._pages.read(entries)
-        for entry in entries:
+        for entry in self._pages.fit(entries):
             seq, before = id_key(entry[0].decode())[1], self._read_up_to
             if seq != before + 1 and before >= 0:
                 raise CursorTrimmed(log, f"1-{before}", entry[0].decode())
@@ -350,7 +349,7 @@ class _RunTail:
             with translated(self._server):
                 after, count = f"({self.position}", self._pages.count
                 entries: list[Entry] = await self._server.client.xrange(self.log, after, count=count)
-            self._pages.read(entries)
+            entries = self._pages.fit(entries)
             if not entries:
                 return False
             self.position = entries[-1][0].decode()
