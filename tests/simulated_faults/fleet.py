@@ -151,7 +151,7 @@ def simulated(loop: VirtualLoop) -> Generator[None]:
         (time, "time_ns", lambda: int(time.time() * 1e9)),
         (os, "urandom", loop.chance.randbytes),
         (os, "getpid", lambda: 1),
-        (away, "AWAY_AFTER_MS", 100),  # nobody here lets a run wait for the seconds after which it is put away
+        (away, "AWAY_AFTER_MS", 100),  # runs here wait for less than a second
         (away, "LOOK_S", 0.1),
         (raw_writer, "_SCHEDULED", Path("/nonexistent")),
         (connection, "open_socket", open_socket),

@@ -28,7 +28,7 @@ LOG_NAME = "server.log"
 
 _TRIES = 10
 _LOWEST_PORT = 11_000
-"""Ports below have names, or are somebody's habit."""
+"""Ports below it are registered, or in common use."""
 _LOCK_WAIT_S = guard.TERM_GRACE_S + 2
 _POLL_S = 0.02
 _LOG_TAIL_LINES = 15

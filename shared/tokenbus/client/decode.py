@@ -43,24 +43,10 @@ class _Envelope(msgspec.Struct):
     """Replaces ``seq`` in events that belong to no run's log."""
 
 
-class _SessionEnvelope(msgspec.Struct):
-    """The fields that events of sessions of all types have; see `SessionEvent`."""
-
-    type: str
-    session_seq: int
-    at_ms: int
-    run: str | None = None
-    run_seq: int | None = None
-    session: str | None = None
-    tenant: str | None = None
-    made: str | None = None
-
-
 E = TypeVar("E")
 U = TypeVar("U")
 _ENDS = frozenset(str(kind.__struct_config__.tag) for kind in TERMINAL)
 _envelope = msgspec.json.Decoder(_Envelope)
-_session_envelope = msgspec.json.Decoder(_SessionEnvelope)
 _in_session_log = msgspec.json.Decoder(AnySessionEvent)
 _on_session_topic = msgspec.json.Decoder(SessionTopicEvent)
 
@@ -135,8 +121,8 @@ def _unknown(data: bytes) -> UnknownEvent | None:
 
 def _unknown_of_session(data: bytes) -> UnknownSessionEvent | None:
     try:
-        about = msgspec.structs.asdict(_session_envelope.decode(data))
+        fields = msgspec.json.decode(data, type=dict[str, object])
+        known = {**fields, "type": "unknown", "event_type": fields.get("type"), "fields": fields}
+        return msgspec.convert(known, UnknownSessionEvent)
     except msgspec.ValidationError:
         return None
-    kind = about.pop("type")
-    return UnknownSessionEvent(event_type=kind, fields=msgspec.json.decode(data, type=dict[str, object]), **about)

@@ -13,7 +13,7 @@ from tokenbus.events.sessions import SessionTopicEvent, UnknownSessionEvent
 TopicEvent: TypeAlias = PublicEvent | Decided | SessionTopicEvent
 """An event of any topic."""
 UNKNOWN = (UnknownEvent, UnknownSessionEvent)
-"""What stands for an event of a newer version."""
+"""The types that an event of a newer version is read as."""
 
 T = TypeVar("T")
 

@@ -461,7 +461,7 @@ def test_every_write_that_begins_nothing_is_known_to_be_counted_or_not() -> None
 def test_a_write_takes_one_of_the_keys_requests_a_minute(
     bus: LocalBus, http: httpx.Client, path: str, ask: Ask
 ) -> None:
-    over(http)  # made before the rate is spent, of which one comes back in a minute
+    over(http)  # first: it takes one of the key's requests, too
     with redis.Redis.from_url(bus.url) as client:
         client.delete(Keys().gateway_use("limited"))
     first = ask(bus, http, path, SPENT_LIMIT)

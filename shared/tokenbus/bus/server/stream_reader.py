@@ -28,7 +28,7 @@ Found: TypeAlias = list[tuple[str, list[Entry]]]
 
 FIRST_PAGE, LARGEST_PAGE = 16, 256
 PAGE_BYTES = 1 << 18
-"""What a reader that stands still may hold: a server has many of them."""
+"""How much one reader holds until its caller takes it. A process has many readers."""
 MAX_BLOCK_MS = 2000
 """redis-py allows a socket 5 s for a reply; a read must return well before that."""
 BROKEN_READS = 3
