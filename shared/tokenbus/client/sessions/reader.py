@@ -9,6 +9,7 @@ it passes these on.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections import deque
 from collections.abc import AsyncGenerator
@@ -28,6 +29,7 @@ from tokenbus.errors import CursorAhead, CursorTrimmed, ServerUnavailable, Sessi
 from tokenbus.events.public import PublicEvent
 from tokenbus.events.sessions import AnySessionEvent, RunEnded
 
+_log = logging.getLogger(__name__)
 COUNT = 256
 _DATA = DATA_FIELD.encode()
 _CURSOR = re.compile(r"(-1|[0-9]{1,15})\.(-1|[0-9]{1,15})\.([0-9a-f]{8})")
@@ -245,7 +247,9 @@ class SessionReader:
         there = {id_key(name.decode())[1]: hash(fields[_DATA]) for name, fields in found}
         while self._newest and there.get(self._newest[-1].seq) != self._newest[-1].content:
             self._newest.pop()
-        self._read_up_to = self._newest[-1].seq if self._newest else first - 1
+        lost_from = self._newest[-1].seq + 1 if self._newest else first
+        _log.warning("session %s: the server lost events from %d to %d", self._ref, lost_from, self._read_up_to)
+        self._read_up_to = lost_from - 1
         while self._known and self._known[-1].session_seq > self._read_up_to:
             self._known.pop()
         if self._at.session_seq <= self._read_up_to:
